@@ -148,16 +148,15 @@ class Controller:
     # ---- decide ----
 
     def _decide(self) -> None:
-        ending = self._shutdown
-        ends_s = self._shutdown.began_s
-        for build in self.launch.builds.find_overdue(self._outbox.now_s, ends_s):
-            ending.abandon_build(build)
+        shutdown = self._shutdown
+        for build in self.launch.builds.find_overdue(self._outbox.now_s, shutdown.began_s):
+            shutdown.abandon_build(build)
         for group in self._groups.failed_groups:
             self.launch.orders.disband(group)
-            how = self.launch.devices.describe_deaths(group.devices)
-            self.launch.changes.await_checkpoint(group.name, how)
+            deaths = self.launch.devices.describe_deaths(group.devices)
+            self.launch.changes.await_checkpoint(group.name, deaths)
             self._placement.has_news = True  # it gets no devices before its checkpoint is read
-        if not ending.has_begun:
+        if not shutdown.has_begun:
             self.node_release.decide()
             self._placement.has_news |= self._searches.decide()
             self._rates.measure(self._searches.fail)
@@ -165,15 +164,14 @@ class Controller:
                 self.launch.devices.removed_ranks
             ):
                 self._train()
-        if ending.has_begun:
-            ending.abandon_silent_groups()
-            ending.wind_up()
-        if ending.has_begun:
+        if shutdown.has_begun:
+            shutdown.abandon_silent_groups()
+            shutdown.wind_up()
             next_retry_s = float("inf")
         else:
             next_retry_s = min(self.launch.retries.next_s, self._searches.closes_s)
         self._wakes_s = min(
-            next_retry_s, self.launch.builds.next_deadline_s(ending.began_s), ending.deadline_s
+            next_retry_s, self.launch.builds.next_deadline_s(shutdown.began_s), shutdown.deadline_s
         )
 
     def _train(self) -> None:

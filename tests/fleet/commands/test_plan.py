@@ -206,8 +206,7 @@ def test_plan_of_a_million_gpus_is_fast(plan, tmp_path, policy):
     started = time.process_time()
     status, out, _ = plan("--rates", path, "--gpus", 10**6, "--policy", policy)
     assert status == 0
-    # 0.3 to 1 s on an idle machine, 4 s where others share the cores; it was more than 12 s.
-    assert time.process_time() - started < 8
+    assert time.process_time() - started < 4  # 0.3 to 1 s on an idle machine; it was more than 12 s
     assert "first round on 1000000 GPUs" in out
 
 
