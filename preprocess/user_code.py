@@ -389,10 +389,10 @@ def _put_environment(values: Mapping[bytes, bytes]) -> None:
     now = _environment()
     for name in now.keys() - values.keys():
         del os.environb[name]
-    for name, value in values.items():
-        if now.get(name) != value:
-            os.environb[name] = value
-    time.tzset()
+    for name, value in values.items() - now.items():
+        os.environb[name] = value
+    if now.get(b"TZ") != values.get(b"TZ"):
+        time.tzset()
 
 
 def _umask() -> int:

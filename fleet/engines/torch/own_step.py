@@ -201,9 +201,10 @@ class TorchStep:
                 raise self.user_step.shape_error(name, f"a {type(value).__name__}", rows)
             if value.dim() and value.shape != (rows,):
                 raise self.user_step.shape_error(name, value.shape, rows)
+            values[name] = value.float()
             if not value.dim():
                 scalars.add(name)
-            values[name] = value.float().expand(rows)
+                values[name] = values[name].expand(rows)
         return values, scalars
 
     def sums(

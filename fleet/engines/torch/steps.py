@@ -132,10 +132,11 @@ class TorchSteps:
         is_queued = self.device.type == "cuda"
         totals = torch.zeros(len(sizes), len(self.flat.totals), pin_memory=is_queued)
         totals[:, INDEX["stop"]] = flags.stop
-        for rows, size, step_totals in zip(
-            split_batches(local_rows, sizes), sizes, totals, strict=True
-        ):
-            self._step_alone(select_readable(rows), size, flags.stop, step_totals)
+        with running_user_code(self.code, quick=True):
+            for rows, size, step_totals in zip(
+                split_batches(local_rows, sizes), sizes, totals, strict=True
+            ):
+                self._step_alone(select_readable(rows), size, flags.stop, step_totals)
         end = torch.cuda.current_stream().record_event() if is_queued else None
 
         def wait() -> StepResult:
@@ -160,13 +161,12 @@ class TorchSteps:
         correction = size / len(local_rows[1])
         *firsts, last = self._rounds
         earlier = []
-        with running_user_code(self.code, quick=True):
-            for optimizer in firsts:
-                unused = self._compute(local_rows, size, stop, optimizer)
-                self.updates.step_part(correction, unused)
-                earlier.append(self.flat.totals.clone())
-            unused = self._compute(local_rows, size, stop, last)
-            self.updates.step(correction, unused)
+        for optimizer in firsts:
+            unused = self._compute(local_rows, size, stop, optimizer)
+            self.updates.step_part(correction, unused)
+            earlier.append(self.flat.totals.clone())
+        unused = self._compute(local_rows, size, stop, last)
+        self.updates.step(correction, unused)
         self._add_rounds(earlier)
         totals.copy_(self.flat.totals, non_blocking=True)
 
