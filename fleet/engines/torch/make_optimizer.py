@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 # The first optimizer imports it, which sets an environment variable; user code would seem to.
-import torch._dynamo  # noqa: F401
+import torch._dynamo
 from torch import nn
 
 from fleet.engines.custom import make_custom_optimizer
