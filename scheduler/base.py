@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -256,20 +256,16 @@ class Cluster:
                 f"but the whole cluster has {pluralize(gpus, 'GPU')}"
             )
         check_range("slots", slots, 1, MAX_SLOTS)
-        return cls(
-            tuple(
-                sorted(
-                    gpu // gpus_per_node * gpus_per_node * slots
-                    + slot * gpus_per_node
-                    + gpu % gpus_per_node
-                    for gpu in range(gpus)
-                    for slot in range(slots)
-                )
-            ),
-            gpus_per_node * slots,
-            slots,
-            fills,
-        )
+        devices: Iterable[int] = range(gpus)
+        if slots > 1:
+            devices = sorted(
+                gpu // gpus_per_node * gpus_per_node * slots
+                + slot * gpus_per_node
+                + gpu % gpus_per_node
+                for gpu in range(gpus)
+                for slot in range(slots)
+            )
+        return cls(tuple(devices), gpus_per_node * slots, slots, fills)
 
     @property
     def gpus(self) -> int:

@@ -96,6 +96,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _gpus(member: Member, cluster: Cluster) -> tuple[int, ...]:
     """Return the GPUs of a group, regardless of its slots."""
+    if cluster.slots == 1:
+        return member.devices
     return tuple(map(cluster.gpu, member.devices))
 
 
