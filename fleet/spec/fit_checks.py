@@ -10,12 +10,13 @@ from typing import TypeAlias
 from fleet.errors import SpecMistake, UserError
 from fleet.spec.engine_keys import optimizer_slots
 from fleet.spec.layers import count_for
-from fleet.spec.measures import describe_unfit
+from fleet.spec.measures import describe_unfit, format_measure, is_meant_for, name_of
 from fleet.spec.model import Softmax, check_input
 from fleet.spec.schema import NetworkSpec, Spec
 from fleet.spec.search import NETWORK_OBJECTIVES
 from fleet.spec.target_settings import (
     TargetKinds,
+    are_several,
     columns,
     find_problems,
     kinds_of,
@@ -205,10 +206,38 @@ def find_unfit_measures(network: NetworkSpec, spec: Spec, kinds: TargetKinds) ->
             yield misfit(".".join(key), wrong, right)
         if problems:
             return
+        yield from _find_useless_metrics(network, spec, kinds)
         yield from _find_unmeasured(network, spec, kinds)
     settings = settings_by_target(train, kinds, spec.engine.words.metrics)
     for name, kind in kinds:
         yield from _find_unfit(network, spec, name, kind, settings[name])
+
+
+def _find_useless_metrics(
+    network: NetworkSpec, spec: Spec, kinds: TargetKinds
+) -> Iterator[Misfit]:
+    """Yield metrics of a list that are meant for none of several targets."""
+    metrics = network.train.metrics
+    if isinstance(metrics, Mapping) or not are_several(kinds):
+        return
+    words = spec.engine.words.metrics
+    listed = " and ".join(f"{name} ({kind})" for name, kind in kinds)
+    for index, metric in enumerate(metrics):
+        if any(is_meant_for(metric, kind, words) for _, kind in kinds):
+            continue
+        allowed = [name for name, kind in kinds if not describe_unfit(metric, kind, words)]
+        if allowed:
+            right = f"a mapping by target: {{{allowed[0]}: [{format_measure(metric)}]}}"
+        else:
+            right = _fitting(words, kinds[0][1])
+        yield _misfit(
+            network,
+            spec,
+            "metrics",
+            f"{name_of(metric)} fits none of the targets {listed}",
+            right,
+            index,
+        )
 
 
 def _find_unmeasured(network: NetworkSpec, spec: Spec, kinds: TargetKinds) -> Iterator[Misfit]:

@@ -101,6 +101,19 @@ def describe_unfit(measure: Measure, kind: str, words: Mapping[str, MeasureWord]
     return ""
 
 
+def is_meant_for(metric: Measure, kind: str, words: Mapping[str, MeasureWord]) -> bool:
+    """Return True if a list of metrics for several targets means a metric for those of a kind.
+
+    >>> from fleet.vocabulary.measures import METRICS
+    >>> [is_meant_for("mae", kind, METRICS) for kind in ("value", "class")]
+    [True, False]
+    """
+    if describe_unfit(metric, kind, words):
+        return False
+    word = words.get(canonical_name(name_of(metric)))
+    return word is None or not word.is_distance or KINDS[kind].is_numeric
+
+
 def canonical(measure: Measure, words: Mapping[str, MeasureWord]) -> Measure:
     """Return a loss or metric in its canonical form, without default parameters.
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from fleet.spec.by_target import is_loss_by_target, is_weighing_by_target
-from fleet.spec.measures import FIELDS, describe_unfit, label_of
+from fleet.spec.measures import FIELDS, is_meant_for, label_of
 from fleet.spec.train import Train
 from fleet.vocabulary.measures import MeasureWord
 from preprocess.target import TargetSpec
@@ -78,7 +78,7 @@ def _settings_of(
         own_metrics = tuple(train.metrics.get(name, ()))
     else:
         own_metrics = tuple(
-            metric for metric in train.metrics if not describe_unfit(metric, kind, metrics)
+            metric for metric in train.metrics if is_meant_for(metric, kind, metrics)
         )
     smoothing = train.label_smoothing
     if isinstance(smoothing, Mapping):

@@ -22,6 +22,8 @@ class MeasureWord:
     Attributes:
         better: direction of improvement, :data:`UP` or :data:`DOWN`.
         unfit: kinds of targets (:mod:`preprocess.target`) for which the measure is meaningless.
+        is_distance: whether it is a distance between numbers. A list of metrics for several targets
+            means it for the targets that are values.
         needs: required parameter; empty if no parameter is required.
         defaults: default parameters, to recognize equal measures.
         minimum: lower bound of the measure.
@@ -33,6 +35,7 @@ class MeasureWord:
 
     better: Direction = DOWN
     unfit: frozenset[str] = frozenset()
+    is_distance: bool = False
     needs: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     minimum: float = 0.0
@@ -52,12 +55,28 @@ _NEEDS = {
     "specificity_at_sensitivity": "sensitivity",
 }
 
+_DISTANCES = (
+    "cosine_similarity",
+    "log_cosh_error",
+    "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_squared_error",
+    "mean_squared_logarithmic_error",
+    "poisson",
+    "root_mean_squared_error",
+)
+
 # Direction of improvement, kinds of targets for which the measures are meaningless, and names.
 # Cross-entropies and overlaps need probabilities: for values they have no lower bound, or do not
 # depend on the predictions. Samples with several labels have no single most likely class.
 # Correlations need values.
 METRICS: dict[str, MeasureWord] = {
-    name: MeasureWord(better, frozenset(unfit.split()), _NEEDS.get(name, ""))
+    name: MeasureWord(
+        better,
+        frozenset(unfit.split()),
+        is_distance=name in _DISTANCES,
+        needs=_NEEDS.get(name, ""),
+    )
     for better, unfit, names in (
         (
             UP,
@@ -163,9 +182,9 @@ LOSSES: dict[str, MeasureWord] = {
     name: MeasureWord(
         DOWN,
         _unfit_for(name),
-        _NEEDS.get(name, ""),
-        _DEFAULTS.get(name, {}),
-        _MINIMUM.get(name, 0.0),
+        needs=_NEEDS.get(name, ""),
+        defaults=_DEFAULTS.get(name, {}),
+        minimum=_MINIMUM.get(name, 0.0),
     )
     for name in (
         "binary_crossentropy",

@@ -91,6 +91,23 @@ def test_metrics_in_a_list_apply_to_the_targets_they_fit():
     ]
 
 
+def test_distances_in_a_list_are_of_values_alone():
+    assert settings(metrics=["mae", "MeanSquaredError"])["kind"].metrics == ()
+    assert settings(metrics=["mae"])["price"].metrics == ("mae",)
+    assert settings(metrics={"kind": ["mae"]})["kind"].metrics == ("mae",)
+
+
+def test_metric_that_fits_no_target_is_refused():
+    kinds = RecordTarget.of({"kind": TargetSpec("class", 3), "place": TargetSpec("class", 2)})
+    [(key, wrong, right)] = misfits(kinds, metrics=["AUC", "mae"])
+    assert key == "metrics.1"
+    assert "none of the targets kind (class) and place (class)" in wrong
+    assert right == "a mapping by target: {kind: [mae]}"
+    [(key, wrong, right)] = misfits(kinds, metrics=["r2_score"])
+    assert key == "metrics.0"
+    assert "should be one of accuracy" in right
+
+
 @pytest.mark.parametrize(
     ("train", "key", "text"),
     [
