@@ -161,7 +161,7 @@ class Replay:
             network,
             spec,
             sample,
-            code_of(network, codes),
+            code_of(network, spec, codes),
             _read_history(self.name, self.run),
         )
         if files and not accepts_changes:

@@ -16,7 +16,7 @@ from fleet.domain.network import Code, TrainingState
 from fleet.spec import NetworkSpec, Resources, Spec, Train
 from fleet.spec.model import Architecture
 from fleet.storage.code import changed_files, hash_sources
-from preprocess.sample import SampleSpec
+from preprocess.sample import RecordSpec, SampleSpec
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,8 @@ def trial_identity(
             "build_timeout": network.train.build_timeout,
             "code": code_of(
                 network,
-                {path: hash_sources(path, spec_folder) for path in network.code_paths},
+                spec,
+                {path: hash_sources(path, spec_folder) for path in _code_paths(network, spec)},
             ),
             **({"engine": engine} if engine else {}),
             # A file that is missing now may exist next time, or not be needed.
@@ -195,23 +196,31 @@ def find_changes(
 
 
 def hash_all_sources(spec: Spec, spec_folder: Path) -> dict[str, Code]:
-    """Return the files of all ``build:`` functions and of the engine, by import path.
+    """Return the files of all functions that define networks and of the engine, by import path.
 
     Args:
         spec: spec of the run.
         spec_folder: folder of the spec.
     """
     paths = {spec.resources.engine}
-    paths |= {path for network in spec.networks for path in network.code_paths}
+    paths |= {path for network in spec.networks for path in _code_paths(network, spec)}
     paths |= {entry.target for entry in spec.searches.values()}
     return {path: hash_sources(path, spec_folder) for path in paths}
 
 
-def code_of(network: NetworkSpec, codes: Mapping[str, Code]) -> Code:
-    """Return the files that define a network: of its ``build:`` function and its own step.
+def _code_paths(network: NetworkSpec, spec: Spec) -> tuple[str, ...]:
+    """Return the import paths of a network's functions, and of that which makes its inputs."""
+    if spec.data.collate is None:
+        return network.code_paths
+    return (*network.code_paths, spec.data.collate)
+
+
+def code_of(network: NetworkSpec, spec: Spec, codes: Mapping[str, Code]) -> Code:
+    """Return the files that define a network: of its ``build:`` function, own step and collate.
 
     Args:
         network: the network.
+        spec: spec of the run.
         codes: hashes from :func:`hash_all_sources`.
 
     Returns:
@@ -219,7 +228,7 @@ def code_of(network: NetworkSpec, codes: Mapping[str, Code]) -> Code:
     """
     return {
         file: checksum
-        for path in network.code_paths
+        for path in _code_paths(network, spec)
         for file, checksum in (codes.get(path) or {}).items()
     }
 
@@ -242,6 +251,7 @@ def speed_identity(
     """
     inputs = sample.for_pipeline(network.pipeline)
     finish = {} if inputs.deferred_input is None else {"finish": "device"}
+    collate = inputs.input.collate if isinstance(inputs.input, RecordSpec) else ""
     return _hash(
         {
             "architecture": network.architecture.key,
@@ -257,6 +267,7 @@ def speed_identity(
             "inputs": inputs.identity(),
             "hardware": machine.hardware,
             **finish,
+            **({"collate": codes.get(collate)} if collate else {}),
             "ranks_per_core": f"{machine.ranks_per_core:.3g}",
             "code": [codes.get(path) or None for path in (*network.code_paths, resources.engine)],
         }

@@ -81,7 +81,9 @@ def check_saved_networks(
             written.
     """
     saved = map_in_threads(
-        lambda network: _read_saved(network, code_of(network, codes), spec, paths, sample, data),
+        lambda network: _read_saved(
+            network, code_of(network, spec, codes), spec, paths, sample, data
+        ),
         (network for network in spec.networks if network.name not in request.fresh_network),
     )
     existing = [checkpoint for checkpoint in saved if checkpoint.lookup.state is not None]

@@ -274,7 +274,8 @@ class Trainer:
             {},
             training_identity(network, self.spec, self.sample),
             architecture=network.architecture.key,
-            code=code_of(network, self.codes) or self.codes.get(network.architecture.target),
+            code=code_of(network, self.spec, self.codes)
+            or self.codes.get(network.architecture.target),
         )
         lookup = all_or_none(
             group, lambda: self._load(training) if group.is_master else CheckpointLookup(None)

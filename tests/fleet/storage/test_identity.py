@@ -6,12 +6,13 @@ import pytest
 
 from fleet.storage.identity import (
     Machine,
+    code_of,
     hash_all_sources,
     speed_identity,
     training_identity,
     trial_identity,
 )
-from preprocess.sample import Affine, ArraySpec, SampleSpec
+from preprocess.sample import Affine, ArraySpec, RecordSpec, SampleSpec
 from tests.fleet.histories import SAMPLE, spec
 
 MODEL = {"family": "cnn", "name": "net", "args": {"filters": [4]}}
@@ -143,3 +144,29 @@ def test_speed_identity_covers_the_build_function(tmp_path, monkeypatch):
         codes = hash_all_sources(spec({"build": "speeds:build"}), tmp_path)
         speeds.append(identities(model=model, codes=codes)[1])
     assert speeds[0] == speeds[2] != speeds[1]
+
+
+def test_code_of_a_network_covers_collate(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    document = spec(
+        {"build": "json:loads"},
+        data={"collate": "join_graphs:join"},
+        resources={"engine": "torch"},
+    )
+    sample = replace(SAMPLE, input=RecordSpec.of({"nodes": ArraySpec((4,), "float32")}))
+    sample = replace(sample, input=replace(sample.input, collate="join_graphs:join"))
+    machine = Machine("cpu", 1.0)
+    found = []
+    for text in ("join = list\n", "join = tuple\n"):
+        (tmp_path / "join_graphs.py").write_text(text)
+        codes = hash_all_sources(document, tmp_path)
+        [network] = document.networks
+        found.append(
+            (
+                code_of(network, document, codes)["join_graphs.py"],
+                trial_identity(network, document, sample, tmp_path),
+                speed_identity(network, document.resources, sample, machine, codes),
+            )
+        )
+    for before, after in zip(*found, strict=True):
+        assert before != after
