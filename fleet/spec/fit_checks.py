@@ -213,9 +213,7 @@ def find_unfit_measures(network: NetworkSpec, spec: Spec, kinds: TargetKinds) ->
         yield from _find_unfit(network, spec, name, kind, settings[name])
 
 
-def _find_useless_metrics(
-    network: NetworkSpec, spec: Spec, kinds: TargetKinds
-) -> Iterator[Misfit]:
+def _find_useless_metrics(network: NetworkSpec, spec: Spec, kinds: TargetKinds) -> Iterator[Misfit]:
     """Yield metrics of a list that are meant for none of several targets."""
     metrics = network.train.metrics
     if isinstance(metrics, Mapping) or not are_several(kinds):

@@ -32,6 +32,7 @@ from fleet.spec.measures import FIELDS, Measure, check_measures, check_monitor, 
 from fleet.spec.section import section
 from fleet.vocabulary.measures import UP, direction_of
 from fleet.vocabulary.schedules import schedule_schema
+from fleet.vocabulary.torch_schedules import without_module
 from scheduler.ensemble.policies import POLICIES
 
 
@@ -175,7 +176,9 @@ class Optimizer:
     parameters first, then lr or learning_rate, and returns a torch.optim.Optimizer.
     """
     learning_rate: Annotated[
-        AboveZero | dict[str, Any] | None, WithJsonSchema(schedule_schema())
+        AboveZero | dict[str, Any] | None,
+        BeforeValidator(without_module),
+        WithJsonSchema(schedule_schema()),
     ] = None
     """Learning rate, also written lr: a number, or a schedule with its arguments, like {name:
     CosineDecay, initial_learning_rate: 0.1, decay_steps: 1000}. Default: that of the optimizer, in

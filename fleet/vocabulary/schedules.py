@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fleet.vocabulary.torch_schedules import TORCH_SCHEDULES
+from fleet.vocabulary.torch_schedules import TORCH_PREFIX, TORCH_SCHEDULES
 
 
 def _cosine(
@@ -410,7 +410,14 @@ def schedule_schema() -> dict[str, Any]:
                 "required": ["name"],
                 "properties": {
                     "name": {
-                        "enum": list(TORCH_SCHEDULES),
+                        "anyOf": [
+                            {"title": "a class", "enum": list(TORCH_SCHEDULES)},
+                            {
+                                "title": "its import path",
+                                "type": "string",
+                                "pattern": TORCH_PREFIX,
+                            },
+                        ],
                         "description": "Name of the class of PyTorch.",
                     },
                     "initial_learning_rate": {
@@ -423,13 +430,16 @@ def schedule_schema() -> dict[str, Any]:
             {
                 "type": "object",
                 "title": "a function of yours",
-                "description": "It is called with the step, or the epoch, and its arguments.",
+                "description": (
+                    "It is called with the step, or the epoch, and its arguments. For torch, it "
+                    "may be a class of yours that derives from LRScheduler."
+                ),
                 "required": ["name"],
                 "properties": {
                     "name": {
                         "type": "string",
                         "pattern": "^[^:]+:[^:]+$",
-                        "description": "Import path of the function, module:function.",
+                        "description": "Import path of the function or class, module:function.",
                     },
                     "every": {"enum": ["step", "epoch"], "description": _EVERY},
                 },

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
 
 # Name and kind of each argument; then its default, unless it is required.
 _ARGUMENTS = {
@@ -54,6 +56,25 @@ def _described(arguments: str) -> Callable[..., float]:
         )
     compute.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return compute
+
+
+TORCH_PREFIX = r"^(torch\.optim\.)?lr_scheduler\.|^torch\.optim\.lr_scheduler:"
+
+
+def without_module(settings: Any) -> Any:
+    """Return the settings of a schedule with the plain name of a class of PyTorch.
+
+    >>> without_module({"name": "torch.optim.lr_scheduler.StepLR", "step_size": 3})
+    {'name': 'StepLR', 'step_size': 3}
+    """
+    if not isinstance(settings, Mapping):
+        return settings
+    plain = dict(settings)
+    if isinstance(plain.get("name"), str):
+        plain["name"] = re.sub(TORCH_PREFIX, "", plain["name"])
+    if isinstance(plain.get("schedulers"), list):
+        plain["schedulers"] = [without_module(part) for part in plain["schedulers"]]
+    return plain
 
 
 TORCH_SCHEDULES: dict[str, Callable[..., float]] = {

@@ -14,13 +14,14 @@ import torch
 import fleet.engines.torch.settings  # noqa: F401 - registers settings of PyTorch
 from fleet.comm.protocols import Group
 from fleet.engines.base import EngineContext, count_threads, gpu_index
-from fleet.engines.custom import user_code_of, with_default_rate
+from fleet.engines.custom import user_code_of
 from fleet.engines.own_step import measures_of
 from fleet.engines.torch.collation import Collation
 from fleet.engines.torch.compile import compile_module
 from fleet.engines.torch.exchange import Exchange, MpiExchange, TorchExchange, exchange_name
 from fleet.engines.torch.export import Exported, note_of
 from fleet.engines.torch.flat_parameters import FlatParameters
+from fleet.engines.torch.learning_rates import with_first_rate
 from fleet.engines.torch.metrics import make_measures
 from fleet.engines.torch.models import build_module
 from fleet.engines.torch.network import TorchNetwork
@@ -118,7 +119,7 @@ class TorchEngine:
         else:
             scale = network.learning_rate_scale(group.size)
         updates = ModuleOptimizer(
-            with_default_rate(train.optimizer),
+            with_first_rate(train),
             scale,
             train.batch.accumulate,
             flat,

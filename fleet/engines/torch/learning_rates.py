@@ -8,25 +8,73 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.optim import lr_scheduler
 
-from fleet.engines.custom import load_custom
+from fleet.engines.custom import load_custom, with_default_rate
 from fleet.engines.schedules import Clock, nominal_rate, rate_at
 from fleet.engines.torch.several_optimizers import SeveralOptimizers
 from fleet.errors import SettingError
+from fleet.spec import Train
+from fleet.spec.engines import find_engine
 from fleet.spec.model import wrapping_errors
+from fleet.spec.train import Optimizer
 from fleet.vocabulary.torch_schedules import TORCH_SCHEDULES
 
 _KEYS = ("train", "optimizer", "learning_rate")
 _CHANGED = ("lr", "momentum", "betas")  # options that schedulers change
 
 
-def is_of_torch(rate: float | Mapping[str, Any] | None) -> bool:
-    """Return True for a class of ``torch.optim.lr_scheduler``."""
-    return isinstance(rate, Mapping) and rate.get("name") in TORCH_SCHEDULES
+def find_scheduler(rate: Any) -> type[lr_scheduler.LRScheduler] | None:
+    """Return the class of a schedule: of ``torch.optim.lr_scheduler``, or the user's.
+
+    Args:
+        rate: the learning rate of the spec, a number or a schedule.
+
+    Returns:
+        None for another schedule, and for a number.
+
+    Raises:
+        SettingError: the import path names nothing.
+    """
+    if not isinstance(rate, Mapping):
+        return None
+    name = str(rate.get("name"))
+    if name in TORCH_SCHEDULES:
+        kind: type[lr_scheduler.LRScheduler] = getattr(lr_scheduler, name)
+        return kind
+    if ":" not in name:
+        return None
+    found = load_custom(name, "schedule", "optimizer", "learning_rate")
+    if isinstance(found, type) and issubclass(found, lr_scheduler.LRScheduler):
+        return found
+    return None
+
+
+def with_first_rate(train: Train) -> Optimizer:
+    """Return the settings of the optimizer with the learning rate at which it begins.
+
+    The spec does not know it of an optimizer of the user, nor whether a schedule of the user is a
+    class that begins with the rate of the optimizer.
+
+    Raises:
+        SettingError: a function or class of the user does not exist.
+    """
+    optimizer = train.optimizer
+    rate = optimizer.learning_rate
+    if isinstance(rate, Mapping) and ":" in rate["name"] and find_scheduler(rate) is not None:
+        word = find_engine("torch").words.optimizers.get(optimizer.name)
+        if train.optimizers is not None:
+            first: Any = 1.0  # multiplies those of the optimizers
+        elif word is not None:
+            first = word.learning_rate
+        else:
+            first = with_default_rate(replace(optimizer, learning_rate=None)).learning_rate
+        return replace(optimizer, learning_rate={"initial_learning_rate": first, **rate})
+    return with_default_rate(optimizer)
 
 
 class LearningRates:
@@ -48,7 +96,7 @@ class LearningRates:
         self._factors = rates
         self._main = rates.index(1.0) if 1.0 in rates else 0  # a group without its own rate
         self._scheduler = None
-        if isinstance(rate, Mapping) and is_of_torch(rate):
+        if isinstance(rate, Mapping) and find_scheduler(rate) is not None:
             self._scheduler = _Scheduler(rate, optimizer)
 
     def options(self, step: int, clock: Clock, scale: float) -> list[dict[str, Any]]:
@@ -140,17 +188,17 @@ class _Scheduler:
             )
         if "schedulers" in arguments:
             arguments["schedulers"] = _created(arguments["schedulers"], self._make)
-        kind = getattr(lr_scheduler, settings["name"])
-        return kind(optimizer=self._optimizer, **arguments)
+        kind: Any = find_scheduler(settings)
+        return kind(self._optimizer, **arguments)
 
 
 def _created(schedulers: Any, make: Any) -> Sequence[Any]:
     """Return the schedulers of a list of mappings."""
     for settings in schedulers:
-        if not isinstance(settings, Mapping) or settings.get("name") not in TORCH_SCHEDULES:
+        if find_scheduler(settings) is None:
             raise SettingError(
                 f"schedulers: {settings!r} should be a mapping with the name of a class of "
-                "torch.optim.lr_scheduler",
+                "torch.optim.lr_scheduler, or the import path of one",
                 *_KEYS,
             )
     return [make(settings) for settings in schedulers]

@@ -77,6 +77,8 @@ def test_schedule_of_a_user_that_fails_is_a_mistake():
         ("torch", {**COSINE, "decay_steps": 3, "every": "day"}, "it should be step or epoch"),
         ("torch", {"name": "StepLR", "gama": 0.1}, "StepLR has no argument gama"),
         ("torch", {"name": "StepLR"}, "StepLR needs the argument step_size"),
+        ("torch", {"name": "torch.optim.lr_scheduler.StepLR"}, "StepLR needs the argument"),
+        ("torch", {"name": "torch.optim.lr_scheduler.StLR"}, "no learning rate schedule 'StLR'"),
         ("keras", {"name": "StepLR", "step_size": 3}, "no learning rate schedule 'StepLR'"),
         ("keras", {**COSINE, "decay_epochs": 0}, "a number above 0"),
         ("numpy", {"name": f"{MODULES}:falling"}, "no learning rate schedule"),
@@ -99,6 +101,17 @@ def test_schedule_of_torch_begins_with_the_rate_of_the_optimizer():
         optimizer = {"name": "Adam", "lr": {"name": "StepLR", "step_size": 3, **rate}}
         (network,) = parse({**content, "train": {"optimizer": optimizer}}).networks
         assert network.train.optimizer.learning_rate["initial_learning_rate"] == first
+
+
+@pytest.mark.parametrize("path", ["torch.optim.lr_scheduler.", "lr_scheduler."])
+def test_schedule_of_torch_may_be_named_by_its_path(path):
+    content = {"models": [{"family": "softmax"}], "resources": {"engine": "torch"}}
+    rate = {"name": f"{path}SequentialLR", "milestones": [2]}
+    rate["schedulers"] = [{"name": f"{path}LinearLR"}, {"name": f"{path}ConstantLR"}]
+    (network,) = parse({**content, "train": {"optimizer": {"lr": rate}}}).networks
+    parsed = network.train.optimizer.learning_rate
+    assert parsed["name"] == "SequentialLR"
+    assert [part["name"] for part in parsed["schedulers"]] == ["LinearLR", "ConstantLR"]
 
 
 # ---- compared with PyTorch -----------------------------------------------------------------------
@@ -207,6 +220,43 @@ def test_scheduler_of_torch_equals_a_plain_loop(settings, every):
             networks[1].load(networks[0].state())
             networks.reverse()
     assert losses == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("optimizer", "first"), [({"name": "sgd"}, 0.001), ({"name": "torch.optim:SGD"}, 0.001)]
+)
+def test_scheduler_class_of_a_user_equals_its_own(optimizer, first):
+    import torch
+
+    from tests import torch_schedules
+    from tests.fleet.engines.torch import test_network as helpers
+
+    plain = torch.optim.SGD([torch.zeros(1)], lr=first)
+    schedule = torch_schedules.Wave(plain, 4)
+    expected = []
+    for _ in range(9):
+        expected.append(plain.param_groups[0]["lr"])
+        plain.step()
+        schedule.step()
+    rate = {"name": "tests.torch_schedules:Wave", "period": 4}
+    for settings in (rate, {"name": "SequentialLR", "milestones": [100], "schedulers": [rate] * 2}):
+        trainable = helpers.built(
+            helpers.FLAT_MODEL, helpers.FLAT, optimizer={**optimizer, "learning_rate": settings}
+        )
+        updates = trainable.steps.updates
+        assert [updates._learning_rate_at(step) for step in range(9)] == pytest.approx(expected)
+
+
+@pytest.mark.torch
+def test_scheduler_class_of_a_user_that_fails_is_refused():
+    from tests.fleet.engines.torch import test_network as helpers
+
+    rate = {"name": "tests.torch_schedules:Wave", "perod": 4}
+    with refused(SettingError, "tests.torch_schedules:Wave", "perod"):
+        helpers.built(
+            helpers.FLAT_MODEL, helpers.FLAT, optimizer={"name": "sgd", "learning_rate": rate}
+        )
 
 
 @pytest.mark.torch

@@ -226,6 +226,7 @@ def test_json_schema_locates_mistakes(wrong, key):
         "train: {optimizer: {groups: [{match: 'head.*', lr: 1.0e-2, betas: [0.8, 0.9]}]}}",
         "train: {optimizer: {lr: {name: CosineDecay, decay_epochs: 5, warmup_epochs: 1}}}",
         "train: {optimizer: {learning_rate: {name: StepLR, step_size: 5, every: epoch}}}",
+        "train: {optimizer: {lr: {name: torch.optim.lr_scheduler.StepLR, step_size: 5}}}",
         "train: {optimizer: {learning_rate: {name: ReduceLROnPlateau, factor: 0.5}}}",
         "train: {optimizer: {learning_rate: {name: 'my:schedule', every: step, a: 0.5}}}",
         "defaults: 0.2",
