@@ -31,7 +31,7 @@ def read_rates_of(spec: Spec, path: str | Path) -> RateTable:
     missing = [
         network.name
         for network in spec.networks
-        if network.number is None and network.name not in by_name
+        if network.number is None and by_name.keys().isdisjoint((network.name, network.stem))
     ]
     missing += [
         entry.stem
@@ -71,11 +71,12 @@ def make_policy_network(network: NetworkSpec, spec: Spec, table: RateTable) -> N
 def find_rates(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
     """Find the rates of a network in a file.
 
-    The names of trials are not known in advance, so a trial has the rates of a network with the
-    name of its entry, or otherwise the median rates.
+    A network of a fold may have the rates of its name without the fold. The names of trials are not
+    known in advance, so a trial has the rates of a network with the name of its entry, or otherwise
+    the median rates.
     """
     if network.number is None:
-        names = [network.name]
+        names = [network.name, network.stem]
     else:
         names = [network.name, spec.document.models[network.entry].stem]
     match = next((table.by_name[name] for name in names if name in table.by_name), None)

@@ -27,6 +27,18 @@ def test_rates_of_a_file_get_the_bounds_of_the_spec(tmp_path):
         read_rates_of(spec({"family": "softmax", "name": "c"}), path)
 
 
+def test_folds_have_the_rates_of_their_network(tmp_path):
+    path = tmp_path / "rates.json"
+    models = [{"name": "a", "rates": [5.0]}, {"name": "a-fold1", "rates": [7.0]}]
+    path.write_text(json.dumps({"samples_per_epoch": 60, "gpus_per_node": 2, "models": models}))
+    data = {"source": "builtin:digits", "folds": 2}
+    table = read_rates_of(spec({"family": "softmax", "name": "a"}, data=data), path)
+    rates = [(network.name, network.rates) for network in table.models]
+    assert rates == [("a-fold0", (5.0,)), ("a-fold1", (7.0,))]
+    with refused(UserError, path, "no rates of b-fold0, b-fold1"):
+        read_rates_of(spec({"family": "softmax", "name": "b"}, data=data), path)
+
+
 def test_profile_file_is_paced_and_ends_with_newest_rates(
     tmp_path,
 ):
