@@ -93,7 +93,7 @@ def test_view_has_the_lengths_of_its_samples():
 
 @pytest.mark.parametrize(
     ("count", "batch"),
-    [(4000, 8), (4000, 24), (4000, 32), (10000, 8), (10000, 64), (10000, 128), (100000, 100)],
+    [(4000, 8), (4000, 24), (4000, 32), (10000, 48), (10000, 64), (10000, 128), (100000, 100)],
 )
 def test_order_by_length_pads_less_than_a_tenth(count, batch):
     lengths = Sentences(count).sizes
@@ -110,6 +110,12 @@ def test_order_by_length_pads_little_more_than_a_sort(batch):
     order = order_by_length(np.arange(4000), lengths, np.random.default_rng(2))
     sorted_share = padding_share(lengths, np.argsort(lengths), batch)
     assert padding_share(lengths, order, batch) < sorted_share + 0.01
+
+
+def test_order_by_length_ends_with_the_longest():
+    lengths = Sentences(10000).sizes
+    order = order_by_length(np.arange(10000), lengths, np.random.default_rng(2))
+    assert lengths[order[-300:]].min() > np.quantile(lengths, 0.95)
 
 
 def test_pipeline_orders_by_length_anew_each_epoch():
