@@ -14,8 +14,8 @@ def _record_steps():
     begin = network.Training.begin
     measure = trainer.measure_batches
 
-    def recorded(self, batches):
-        wait = begin(self, batches)
+    def recorded(self, batches, *args):
+        wait = begin(self, batches, *args)
 
         def ended():
             done = wait()

@@ -14,9 +14,9 @@ multi_step_calls = []
 begin = Training.begin
 
 
-def record_call(self, batches):
+def record_call(self, batches, *args):
     multi_step_calls.append(self.group.size > 1 and len(batches.sizes) > 1)
-    return begin(self, batches)
+    return begin(self, batches, *args)
 
 
 steps._PROMPT_S = math.inf

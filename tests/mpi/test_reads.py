@@ -19,7 +19,7 @@ def spread(part, count):
     return [(part, index) for index in np.linspace(0, count - 1, PROBES).astype(int).tolist()]
 
 
-# The first sample of a source of one's own tells whether it has several inputs.
+# The first sample of a user's source tells whether it has several inputs.
 LOOKED_AT = [
     ("opened", -1),
     ("train", 0),

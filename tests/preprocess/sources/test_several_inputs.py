@@ -211,7 +211,7 @@ def test_missing_member_of_an_input_is_named(tmp_path):
 @pytest.mark.parametrize("form", ["npz", "npy", "hdf5"])
 def test_inputs_of_other_lengths_are_refused(form, tmp_path, monkeypatch):
     monkeypatch.setitem(INPUTS, "tokens", TOKENS[1:])
-    monkeypatch.setattr(f"{__name__}.TOKENS", TOKENS[1:])
+    monkeypatch.setitem(globals(), "TOKENS", TOKENS[1:])
     source, path, options = FORMATS[form](tmp_path, None)
     with refused(InputError, "12 rows", "tokens 11"):
         open_data(source, str(path), None, 0, options)
