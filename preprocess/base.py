@@ -14,6 +14,7 @@ import traceback
 import unicodedata
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -127,7 +128,8 @@ class ClassSource(Source, Protocol):
 
 
 INPUT = "input"  # the name of an input that the source gives no name
-_RESERVED = ("weight", "index", "target")  # what else a batch holds
+# What else a batch holds, and what PyTorch calls a module itself.
+_RESERVED = ("weight", "index", "target", "self")
 
 
 def check_input_name(name: object, origin: str) -> None:
@@ -140,7 +142,8 @@ def check_input_name(name: object, origin: str) -> None:
     Raises:
         InputError: it is not an identifier of Python, or is reserved.
     """
-    if not isinstance(name, str) or not name.isidentifier() or name in _RESERVED:
+    is_name = isinstance(name, str) and name.isidentifier() and not iskeyword(name)
+    if not is_name or name in _RESERVED:
         raise InputError(
             f"{origin}: networks cannot take an input by the name {name!r}; the name of each of "
             f"several inputs should be an identifier of Python, and not {', '.join(_RESERVED)}"

@@ -26,6 +26,7 @@ from fleet.errors import FleetError, NetworkWarning, SettingError
 from fleet.spec import Train
 from fleet.spec.measures import COLUMNS
 from fleet.spec.model import one_line
+from preprocess.sample import SampleSpec
 
 INPUT = "input"  # the name of a single input, and of a single target below
 TARGET = "target"
@@ -187,6 +188,22 @@ class OwnStep:
                 "train",
                 "stopping",
                 "monitor",
+            )
+
+    def check_sample(self, sample: SampleSpec) -> None:
+        """Check that the function can tell inputs from targets in a batch.
+
+        Args:
+            sample: inputs and targets of a sample.
+
+        Raises:
+            SettingError: an input and a target have the same name.
+        """
+        both = [name for name in sample.parts if name in sample.target.parts]
+        if both:
+            raise self.error(
+                f"would find two arrays by the name {both[0]!r} in a batch, an input and a target; "
+                "rename one of them"
             )
 
     @contextmanager

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from launch.errors import InputError
-from preprocess.base import Source
+from preprocess.base import Source, check_input_name
 from preprocess.source import SOURCES, View, open_data, open_per_target, split
 from tests.preprocess.samples import Memory, pattern, write
 
@@ -32,6 +32,15 @@ def test_view_reads_and_orders_like_its_source():
     assert view.labels.tolist() == [1, 1, 2]
     indices = [index for index in source.order(3, 2) if index in (1, 4, 5)]
     assert view.indices[view.order(3, 2)].tolist() == indices
+
+
+# ---- names of inputs ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["weight", "index", "target", "self", "class", "two words", 3])
+def test_check_input_name_refuses_what_networks_cannot_take(name):
+    with pytest.raises(InputError, match=f"data.inputs: .*{name!r}"):
+        check_input_name(name, "data.inputs")
 
 
 # ---- opening ----------------------------------------------------------------------------------

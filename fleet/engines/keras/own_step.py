@@ -71,6 +71,7 @@ class KerasStep:
             SettingError: the function does not exist, raises, or returns something else.
         """
         trial = cls(OwnStep(train), sample.target, StepMetrics([]), False)
+        trial.user_step.check_sample(sample)
         random = np.random.default_rng(0)
         inputs = sample.input.random_inputs(random, _ROWS)
         if sample.parts:

@@ -48,9 +48,9 @@ def find_scheduler(rate: Any) -> type[lr_scheduler.LRScheduler] | None:
         return kind
     if ":" not in name:
         return None
-    found = load_custom(name, "schedule", "optimizer", "learning_rate")
-    if isinstance(found, type) and issubclass(found, lr_scheduler.LRScheduler):
-        return found
+    schedule = load_custom(name, "schedule", "optimizer", "learning_rate")
+    if isinstance(schedule, type) and issubclass(schedule, lr_scheduler.LRScheduler):
+        return schedule
     return None
 
 

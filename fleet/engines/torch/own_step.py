@@ -96,6 +96,7 @@ class TorchStep:
             SettingError: the function does not exist, raises, or returns something else.
         """
         trial = cls(OwnStep(train), sample.target, tuple(optimizers))
+        trial.user_step.check_sample(sample)
         random = np.random.default_rng(0)
         inputs = sample.input.random_inputs(random, _ROWS)
         targets = sample.target.split(sample.target.random_targets(random, _ROWS))

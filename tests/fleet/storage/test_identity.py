@@ -156,17 +156,17 @@ def test_code_of_a_network_covers_collate(tmp_path, monkeypatch):
     sample = replace(SAMPLE, input=RecordSpec.of({"nodes": ArraySpec((4,), "float32")}))
     sample = replace(sample, input=replace(sample.input, collate="join_graphs:join"))
     machine = Machine("cpu", 1.0)
-    found = []
+    identities = []
     for text in ("join = list\n", "join = tuple\n"):
         (tmp_path / "join_graphs.py").write_text(text)
         codes = hash_all_sources(document, tmp_path)
         [network] = document.networks
-        found.append(
+        identities.append(
             (
                 code_of(network, document, codes)["join_graphs.py"],
                 trial_identity(network, document, sample, tmp_path),
                 speed_identity(network, document.resources, sample, machine, codes),
             )
         )
-    for before, after in zip(*found, strict=True):
+    for before, after in zip(*identities, strict=True):
         assert before != after
