@@ -496,11 +496,7 @@ def _check_several(
     """Try a module of several targets on two samples; see :func:`_check_module`."""
 
     def checked(*arguments: torch.Tensor, **keywords: torch.Tensor) -> torch.Tensor:
-        returned = module(*arguments, **keywords)
-        for part, output in outputs_by_target(returned, target).items():
-            *axes, classes = target.parts[part].output_shape
-            check_output_shape(f"{name}, for the target {part},", output.shape, (classes, *axes))
-        return join_outputs(returned, target)
+        return _join_checked(name, module(*arguments, **keywords), target)
 
     values, dtype, differentiates = _call_on_samples(name, module, image, dtypes, checked)
     if has_own_step:
@@ -530,6 +526,14 @@ def _check_several(
         if activation:
             raise probabilities_error(f"{name}, for the target {part},", "module", activation)
     return Built(module, dtype, differentiates)
+
+
+def _join_checked(name: str, returned: Any, target: RecordTarget) -> torch.Tensor:
+    """Return the outputs for several targets side by side, after checking their shapes."""
+    for part, output in outputs_by_target(returned, target).items():
+        *axes, classes = target.parts[part].output_shape
+        check_output_shape(f"{name}, for the target {part},", output.shape, (classes, *axes))
+    return join_outputs(returned, target)
 
 
 def _first_tensor(module: nn.Module) -> Callable[..., Any]:
@@ -577,7 +581,7 @@ def _check_collated(
     }
     built = Built(module, dtypes, predicts=not has_own_step)
     collation = Collation.of(record)
-    if record.examples is None or collation is None or target.parts:  # an export, for example
+    if record.examples is None or collation is None:  # an export, for example
         return built
     rows = record.random_inputs(np.random.default_rng(0), _ROWS)
     samples = {key: torch.from_numpy(rows[key].copy()).to(dtype) for key, dtype in dtypes.items()}
@@ -596,6 +600,14 @@ def _check_collated(
         ) from error
     finally:
         module.train(was_training)
+    if target.parts:
+        try:
+            _join_checked(name, returned, record_of(target))
+        except ModelError:
+            if has_own_step:
+                return built
+            raise
+        return built._replace(predicts=True)
     *axes, classes = target.output_shape
     if isinstance(returned, torch.Tensor) and returned.shape == (_ROWS, classes, *axes):
         return built._replace(predicts=True)

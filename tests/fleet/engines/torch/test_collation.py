@@ -11,13 +11,15 @@ import pytest
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.registry import make_engine
 from fleet.engines.steps import StepBatches
-from fleet.errors import SettingError, SpecError
+from fleet.errors import ModelError, SettingError, SpecError
 from fleet.spec import parse
 from preprocess.padding import Pad, measure_lengths
 from preprocess.probe import infer_sample_spec
 from preprocess.record_pipeline import make_pipeline
+from preprocess.record_target import RecordTarget
 from preprocess.records import parse_record_transforms
 from preprocess.sample import cut_rows
+from preprocess.target import TargetSpec
 from preprocess.views import Measured
 from tests.places import ROOT
 from tests.refusals import refused
@@ -133,6 +135,65 @@ def test_collate_may_return_one_object(graphs):
     _, outputs = trainable.predict(inputs, labels)
     _, expected = reference.predict(inputs, labels)
     assert outputs == pytest.approx(expected, abs=1e-6)
+
+
+def network_of_two(input_shape, outputs, order=("kind", "size")):
+    import torch
+
+    class OfTwo(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            graphs = importlib.import_module("graphs")
+            self.inner = torch.nn.ModuleDict(
+                {name: graphs.network(input_shape, count, 4) for name, count in outputs.items()}
+            )
+
+        def forward(self, nodes, edges, graph):
+            return tuple(self.inner[name](nodes, edges, graph) for name in order)
+
+    return OfTwo()
+
+
+def network_of_two_reversed(input_shape, outputs):
+    return network_of_two(input_shape, outputs, ("size", "kind"))
+
+
+def sample_of_two(sample):
+    target = RecordTarget.of({"kind": TargetSpec("class", 3), "size": TargetSpec("value", 1)})
+    return replace(sample, target=target, classes=4)
+
+
+def test_collate_and_several_targets_equal_a_plain_loop(graphs):
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    source = graphs.Graphs(BATCHES * ROWS, 1)
+    pipeline, sample = pipeline_of(source, "graphs:collate")
+    sample = sample_of_two(sample)
+    trainable = built(sample, f"{__name__}:network_of_two")
+    plain = copy.deepcopy(trainable.module)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
+    random = np.random.default_rng(0)
+    for inputs, _, rows in batches_of(pipeline):
+        named, weights = sample.target.split(sample.target.random_targets(random, ROWS))
+        trainable.begin_steps(StepBatches((inputs, named, weights), [ROWS], [ROWS]))()
+        optimizer.zero_grad()
+        for place, row in enumerate(rows.tolist()):
+            graph = {name: torch.from_numpy(value) for name, value in source.read(row).items()}
+            alone = torch.zeros(len(graph["nodes"]), dtype=torch.int64)
+            kind, size = plain(graph["nodes"], graph["edges"], alone)
+            label = torch.tensor([int(named["kind"][place])])
+            error = size - torch.as_tensor(named["size"][place])
+            ((cross_entropy(kind, label) + error.square().mean()) / ROWS).backward()
+        optimizer.step()
+    for name, value in plain.state_dict().items():
+        assert trainable.module.state_dict()[name].numpy() == pytest.approx(value.numpy(), abs=1e-5)
+
+
+def test_collated_module_must_return_each_target(graphs):
+    _, sample = pipeline_of(graphs.Graphs(BATCHES * ROWS, 1), "graphs:collate")
+    with refused(ModelError, "for the target kind"):
+        built(sample_of_two(sample), f"{__name__}:network_of_two_reversed")
 
 
 def collate_geometric(records):
