@@ -144,7 +144,7 @@ def _print_several(predictor: Predictor, tables: dict[str, _Predicted], first: i
     for name, target in targets.items():
         columns += [name] * len(target.semantics.headers)
         columns += _output_columns(predictor, name)
-    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer = csv.writer(result_output(), lineterminator="\n")
     writer.writerow(columns[first:])
     for table, predicted in tables.items():
         for row in range(len(next(iter(predicted.values())))):
@@ -205,8 +205,11 @@ def _print_text(predictor: Predictor, predictions: list[dict[str, Any]], saved: 
             for name in predictions[0]
             if name != "probabilities" or not predictor.sample.target.semantics.is_scalar
         ]
+        headers = columns
+        if predictor.sample.parts:  # of several inputs, not of an image
+            headers = ["sample", *columns[1:]]
         print_table(
-            columns, [[_format_value(row[column]) for column in columns] for row in predictions]
+            headers, [[_format_value(row[column]) for column in columns] for row in predictions]
         )
     if saved is not None:
         print(f"Saved as one network: {saved}")

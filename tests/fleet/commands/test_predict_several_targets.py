@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fleet.commands import predict
+from fleet.commands.output import only_results
 from fleet.predictor import Predictor
 from preprocess.record_target import RecordTarget
 from preprocess.sample import ArraySpec, SampleSpec
@@ -35,7 +36,8 @@ def predictor():
 
 
 def test_rows_of_tables_have_columns_by_target(predictor, capsys):
-    predict._print_rows(predictor, {"new.csv": PREDICTED})
+    with only_results():
+        predict._print_rows(predictor, {"new.csv": PREDICTED})
     assert capsys.readouterr().out.splitlines() == [
         "row,price,kind,kind cat,kind dog,place 0,place 1",
         "0,2.5,dog,0.25,0.75,1.0,2.0",
