@@ -223,6 +223,22 @@ def test_check_json_lists_mistakes_of_the_data(check):
 
 
 @pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({"inputs": ["weight", "b"]}, "data.options.inputs: "),
+        ({"inputs": "b", "targets": ["y", "loss"]}, "data.options.targets: "),
+    ],
+)
+def test_check_names_the_line_of_an_option(check, tmp_path, options, place):
+    path = tmp_path / "a.npz"
+    np.savez(path, weight=np.zeros((9, 2)), b=np.zeros((9, 2)), y=np.arange(9) % 3)
+    data = {"source": "npz", "path": str(path), "options": options}
+    status, printed, _ = check({"family": "softmax"}, data=data)
+    assert status == 2
+    assert place in printed.err
+
+
+@pytest.mark.parametrize(
     ("data", "key", "wrong"),
     [
         ({"test": "elsewhere"}, "data.test", "elsewhere: builtin:digits has no other data"),
