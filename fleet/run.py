@@ -44,6 +44,7 @@ from launch.binding import (
 )
 from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import is_first, launched_ranks, local_rank
+from launch.errors import InputError
 from launch.memory import free_shared_memory
 from launch.processes import end_children
 from launch.stale_files import remove_leftovers, use_separate_folder
@@ -167,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return world.exit(status)
     except KeyboardInterrupt:
         world.end_all_ranks(130)
-    except UserError as error:
+    except (UserError, InputError) as error:
         print(f"fleet: {error}", file=sys.stderr, flush=True)
         world.end_all_ranks(ExitStatus.BAD_INPUT)
     except (StorageError, LeaseLost) as error:  # a traceback would not help, as with a full disk

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fleet.errors import NetworkWarning
+from launch.errors import InputError
 from preprocess.base import RandomAccess, UnreadableSample
 from preprocess.source import View, assign_folds
 
@@ -134,6 +135,13 @@ def raising(path):
     """A source with a bug that is not related to a sample."""
     return Numbered(
         int(path), seed=1, before=_FailsAt(int(path) - 1, RuntimeError("the source has a bug"))
+    ), Numbered(20, seed=2)
+
+
+def wrong(path):
+    """A source that returns something other than a sample."""
+    return Numbered(
+        int(path), seed=1, before=_FailsAt(int(path) - 1, InputError("read(59) lacks the input y"))
     ), Numbered(20, seed=2)
 
 

@@ -84,6 +84,7 @@ def _misfits(
             f"{batch} is more than the {samples} training samples",
             f"at most {samples}",
         )
+    yield from _find_short_schedule(network, spec, samples)
     monitor = train.stopping.metric
     if not is_validated and monitor.startswith("val_"):
         yield misfit(
@@ -179,6 +180,30 @@ def _misfits(
         wrong = too_large(count_for(settings, sample), network, spec)
         if wrong:
             yield network, ("models", network.entry), wrong, "a smaller network"
+
+
+def _find_short_schedule(network: NetworkSpec, spec: Spec, samples: int) -> Iterator[Misfit]:
+    """Find a ``OneCycleLR`` of PyTorch that ends before the training, where PyTorch raises."""
+    rate = network.train.optimizer.learning_rate
+    if not isinstance(rate, Mapping) or str(rate.get("name")).split(".")[-1] != "OneCycleLR":
+        return
+    needed, unit = network.train.stopping.max_epochs, "epochs"
+    if rate.get("every") != "epoch":
+        needed *= -(-samples // network.largest_batch(network.min_gpus))
+        unit = "steps"
+    key = "total_steps"
+    total = rate.get(key)
+    if total is None and rate.get("epochs") and rate.get("steps_per_epoch"):
+        key = "epochs"
+        total = rate["epochs"] * rate["steps_per_epoch"]
+    if total is not None and total < needed:
+        yield _misfit(
+            network,
+            spec,
+            f"optimizer.learning_rate.{key}",
+            f"the schedule ends after {total} of {needed} {unit}",
+            f"at least {needed}, or only epochs: {network.train.stopping.max_epochs}",
+        )
 
 
 def _misfit(

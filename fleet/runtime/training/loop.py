@@ -431,7 +431,7 @@ def _record(training: Training, state: TrainingState, totals: StepTotals) -> Epo
         val_loss=val_loss,
         val_accuracy=val_accuracy,
         metrics=metrics,
-        learning_rate=training.trainable.learning_rate(),
+        learning_rate=training.learning_rate(),
         samples=int(sums.count),
         gpus=training.group.size,
         seconds=state.seconds,

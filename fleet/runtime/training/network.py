@@ -135,6 +135,14 @@ class Training:
             # An engine raises on all ranks or on none, so all ranks take part.
             fail_together(self.group, error)
 
+    def learning_rate(self) -> float:
+        """Return the learning rate of the next step.
+
+        Raises:
+            TrainingFailed: on all ranks, when the schedule failed on one.
+        """
+        return all_or_none(self.group, self.trainable.learning_rate)
+
     def set_batch(self, chosen: int) -> int:
         """Set the global batch that the policy chose, and the matching learning rate.
 

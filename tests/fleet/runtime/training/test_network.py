@@ -73,6 +73,26 @@ def test_step_failure_on_one_rank_fails_all():
     assert "mismatch" in failed[1]
 
 
+def test_schedule_failure_on_one_rank_fails_all():
+    failed = {}
+
+    def end():
+        raise ValueError("the schedule has ended")
+
+    def rank_main(world):
+        training = training_in(world.group(range(3), 10))
+        if world.rank == 1:
+            training.trainable.learning_rate = end
+        with pytest.raises(TrainingFailed) as caught:
+            training.learning_rate()
+        failed[world.rank] = caught.value.reason
+
+    assert Launch(3, 0).run(rank_main)
+    assert set(failed) == {0, 1, 2}
+    assert len(set(failed.values())) == 1
+    assert "the schedule has ended" in failed[0]
+
+
 # ---- batch transforms ----------------------------------------------------------------------------
 
 
