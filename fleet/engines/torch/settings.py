@@ -71,5 +71,9 @@ for _owner, _name in (
     (cuda.matmul, "allow_fp16_reduced_precision_reduction"),
     (cuda.matmul, "allow_bf16_reduced_precision_reduction"),
 ):
-    register(f"{_name} of {_owner.__class__.__name__}", *attribute_accessors(_owner, _name))
+    register(
+        f"{_name} of {_owner.__class__.__name__}",
+        *attribute_accessors(_owner, _name),
+        is_quick=cuda.is_built(),  # without CUDA they have no effect
+    )
 register("PyTorch's generators", _generators, _set_generators, False, is_rng_state=True)
