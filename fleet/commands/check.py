@@ -179,18 +179,18 @@ def _choose_cache(spec: Spec, opened: Inputs) -> tuple[CacheChosen, list[SpecMis
 def _data_mistake(spec: Spec, message: str) -> SpecMistake:
     """Return the mistake for a message about the data, located at the key that it names."""
     keys: tuple[str | int, ...] = ("data",)
-    rest = f": {message}"
+    text = f": {message}"
     if match := re.match(r"(?:models\[(\d+)\]\.)?data(?=[.:])", message):
         entry = match.group(1)
         keys = keys if entry is None else ("models", int(entry), "data")
-        rest = message[match.end() :]
+        text = message[match.end() :]
     # The message may name further keys, as in "data.options: inputs: ...".
-    while step := re.match(r"(\.|: )(\w+)(?=\.\w|: )", rest):
+    while step := re.match(r"(\.|: )(\w+)(?=\.\w|: )", text):
         if step[1] != "." and (*keys, step[2]) not in spec.origin.lines:
             break
         keys += (step[2],)
-        rest = rest[step.end() :]
-    return spec.origin.mistake(keys, rest.removeprefix(": "))
+        text = text[step.end() :]
+    return spec.origin.mistake(keys, text.removeprefix(": "))
 
 
 def _try_networks(

@@ -223,19 +223,19 @@ def test_check_json_lists_mistakes_of_the_data(check):
 
 
 @pytest.mark.parametrize(
-    ("options", "place"),
+    ("options", "location"),
     [
         ({"inputs": ["weight", "b"]}, "data.options.inputs: "),
         ({"inputs": "b", "targets": ["y", "loss"]}, "data.options.targets: "),
     ],
 )
-def test_check_names_the_line_of_an_option(check, tmp_path, options, place):
+def test_check_names_the_line_of_an_option(check, tmp_path, options, location):
     path = tmp_path / "a.npz"
     np.savez(path, weight=np.zeros((9, 2)), b=np.zeros((9, 2)), y=np.arange(9) % 3)
     data = {"source": "npz", "path": str(path), "options": options}
     status, printed, _ = check({"family": "softmax"}, data=data)
     assert status == 2
-    assert place in printed.err
+    assert location in printed.err
 
 
 @pytest.mark.parametrize(

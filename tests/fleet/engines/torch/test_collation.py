@@ -178,12 +178,12 @@ def test_collate_and_several_targets_equal_a_plain_loop(graphs):
         named, weights = sample.target.split(sample.target.random_targets(random, ROWS))
         trainable.begin_steps(StepBatches((inputs, named, weights), [ROWS], [ROWS]))()
         optimizer.zero_grad()
-        for place, row in enumerate(rows.tolist()):
+        for position, row in enumerate(rows.tolist()):
             graph = {name: torch.from_numpy(value) for name, value in source.read(row).items()}
             alone = torch.zeros(len(graph["nodes"]), dtype=torch.int64)
             kind, size = plain(graph["nodes"], graph["edges"], alone)
-            label = torch.tensor([int(named["kind"][place])])
-            error = size - torch.as_tensor(named["size"][place])
+            label = torch.tensor([int(named["kind"][position])])
+            error = size - torch.as_tensor(named["size"][position])
             ((cross_entropy(kind, label) + error.square().mean()) / ROWS).backward()
         optimizer.step()
     for name, value in plain.state_dict().items():
