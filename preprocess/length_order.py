@@ -22,8 +22,8 @@ _JITTER = 0.02  # largest relative change of a length before sorting
 _RUNS = 8  # of an epoch, unless that makes runs too short or too long
 _SHORTEST_RUN = 512  # samples; shorter runs have more borders
 _LONGEST_RUN = 4096
-_END = 32  # one sample of so many is among the longest, which end an epoch
-_LONGEST_END = 4 * BLOCK
+_END = 32  # an epoch ends with its longest samples, one in 32
+_LONGEST_END = 4 * BLOCK  # the largest number of them
 
 
 def run_size(samples: int) -> int:

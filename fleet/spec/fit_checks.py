@@ -185,9 +185,11 @@ def _misfits(
 def _find_short_schedule(network: NetworkSpec, spec: Spec, samples: int) -> Iterator[Misfit]:
     """Find a ``OneCycleLR`` of PyTorch that ends before the training, where PyTorch raises."""
     rate = network.train.optimizer.learning_rate
-    if not isinstance(rate, Mapping) or str(rate.get("name")).split(".")[-1] != "OneCycleLR":
+    if not isinstance(rate, Mapping) or rate["name"] != "OneCycleLR":
         return
-    needed, unit = network.train.stopping.max_epochs, "epochs"
+    epochs = network.train.stopping.max_epochs
+    needed = epochs
+    unit = "epochs"
     if rate.get("every") != "epoch":
         needed *= -(-samples // network.largest_batch(network.min_gpus))
         unit = "steps"
@@ -202,7 +204,7 @@ def _find_short_schedule(network: NetworkSpec, spec: Spec, samples: int) -> Iter
             spec,
             f"optimizer.learning_rate.{key}",
             f"the schedule ends after {total} of {needed} {unit}",
-            f"at least {needed}, or only epochs: {network.train.stopping.max_epochs}",
+            f"at least {needed} {unit} in all, or epochs: {epochs} alone",
         )
 
 

@@ -56,7 +56,6 @@ _NEEDS = {
 }
 
 _DISTANCES = (
-    "cosine_similarity",
     "log_cosh_error",
     "mean_absolute_error",
     "mean_absolute_percentage_error",
@@ -74,7 +73,7 @@ METRICS: dict[str, MeasureWord] = {
     name: MeasureWord(
         better,
         frozenset(unfit.split()),
-        is_distance=name in _DISTANCES,
+        is_distance=name in (*_DISTANCES, "cosine_similarity"),
         needs=_NEEDS.get(name, ""),
     )
     for better, unfit, names in (
@@ -132,13 +131,7 @@ METRICS: dict[str, MeasureWord] = {
             "",
             (
                 "hinge",
-                "log_cosh_error",
-                "mean_absolute_error",
-                "mean_absolute_percentage_error",
-                "mean_squared_error",
-                "mean_squared_logarithmic_error",
-                "poisson",
-                "root_mean_squared_error",
+                *_DISTANCES,
                 "squared_hinge",
             ),
         ),

@@ -93,7 +93,16 @@ def test_view_has_the_lengths_of_its_samples():
 
 @pytest.mark.parametrize(
     ("count", "batch"),
-    [(4000, 8), (4000, 24), (4000, 32), (10000, 48), (10000, 64), (10000, 128), (100000, 100)],
+    [
+        (4000, 8),
+        (4000, 24),
+        (4000, 32),
+        (10000, 8),
+        (10000, 48),
+        (10000, 64),
+        (10000, 128),
+        (100000, 100),
+    ],
 )
 def test_order_by_length_pads_less_than_a_tenth(count, batch):
     lengths = Sentences(count).sizes

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-# The first optimizer imports it, which sets an environment variable; user code would seem to.
+# PyTorch imports it with the first optimizer. It sets an environment variable. If that happened
+# while user code runs, each step would restore the environment twice.
 import torch._dynamo
 from torch import nn
 

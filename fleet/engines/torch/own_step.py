@@ -209,12 +209,7 @@ class TorchStep:
         return values, scalars
 
     def sums(
-        self,
-        module: nn.Module,
-        batch: StepBatch,
-        training: bool,
-        optimizer: str | None = None,
-        is_weighted: bool = True,
+        self, module: nn.Module, batch: StepBatch, training: bool, optimizer: str | None = None
     ) -> Sums:
         """Call the function, and sum what it returns over the rows of a batch.
 
@@ -223,7 +218,6 @@ class TorchStep:
             batch: the batch.
             training: False in evaluation.
             optimizer: the optimizer that steps next; None if all do.
-            is_weighted: False if all weights are 1.
 
         Raises:
             SettingError: it raised, or returned something else than in its first call.
@@ -235,14 +229,9 @@ class TorchStep:
         if any(name not in returned for name in names):
             self.user_step.check_names(list(returned), names)
         values, _ = self.read(returned, rows, weight.device)
-        weighted = {
-            name: values[name] * weight if is_weighted else values[name]
-            for name in (*names, LOSS)
-            if name in values
-        }
-        losses = {name: weighted[name].sum() for name in names}
+        losses = {name: (values[name] * weight).sum() for name in names}
         if optimizer is None and LOSS in values and LOSS not in losses:
-            loss = weighted[LOSS].sum()
+            loss = (values[LOSS] * weight).sum()
         else:
             loss = torch.stack(list(losses.values())).sum() if len(losses) > 1 else losses[names[0]]
         with torch.no_grad():

@@ -362,8 +362,7 @@ class TorchSteps:
         inputs = self.exported.prepare(self._samples(local_rows[0]))
         batch = own_step.batch_of(inputs, local_rows, self.device)
         with autocasting(self.precision, self.device):
-            is_weighted = len(local_rows) > 3  # inputs, rows in the data set, targets, weights
-            sums = own_step.sums(self.exported.module, batch, training, optimizer, is_weighted)
+            sums = own_step.sums(self.exported.module, batch, training, optimizer)
         self.flat.write_totals(
             sums.loss.detach(), sums.correct, len(local_rows[1]), stop, sums.metric_totals
         )
