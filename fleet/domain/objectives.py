@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from fleet.spec.constraints import Constraint
 from fleet.spec.search import NETWORK_OBJECTIVES
 
 
@@ -39,6 +40,26 @@ def objective_values(
         return best.value(name)
 
     return tuple(math.nan if (number := value(name)) is None else float(number) for name in names)
+
+
+def violations_of(
+    constraints: Sequence[Constraint],
+    best: HasValues | None,
+    facts: Mapping[str, float | None],
+) -> tuple[float, ...]:
+    """Return by how much a network violates each constraint.
+
+    Args:
+        constraints: the constraints.
+        best, facts: as in :func:`objective_values`.
+
+    Returns:
+        For each constraint a number, at most 0 if it is met; NaN if unknown.
+    """
+    values = objective_values([constraint.value for constraint in constraints], best, facts)
+    return tuple(
+        constraint.violation(value) for constraint, value in zip(constraints, values, strict=True)
+    )
 
 
 def pareto_front(values: Sequence[Sequence[float]], modes: Sequence[str]) -> list[int]:

@@ -163,6 +163,7 @@ class RunState:
         searches: entry -> calls and answers of its searchers.
         objective_values: network -> its values as reported to the searcher, with several
             objectives.
+        violations: network -> its violation of each constraint, as reported to the searcher.
         verdicts: verdict -> network -> the newest event with it.
         data_changes: changes of the data with which networks continued.
         missed: chunks of a ring that a group could not take.
@@ -186,6 +187,7 @@ class RunState:
         self.commands: list[e.CommandReceived] = []
         self.searches: defaultdict[str, RunSearch] = defaultdict(RunSearch)
         self.objective_values: dict[str, tuple[float, ...]] = {}
+        self.violations: dict[str, tuple[float, ...]] = {}
         self.verdicts: defaultdict[str, dict[str, e.NetworkVerdict]] = defaultdict(dict)
         self.data_changes: list[e.DataChanged] = []
         self.missed = 0
@@ -387,6 +389,9 @@ class RunState:
                 if event.objective_values:
                     self.objective_values[event.network] = event.objective_values
                     self.changes.add(event.network)
+                if event.is_end_of_network and event.violations:
+                    self.violations[event.network] = event.violations
+                    self.changes.add(event.network)
             case e.SearcherStarted():
                 self._begin_searcher(event)
             case e.EarlierRunRead():
@@ -520,17 +525,18 @@ class RunState:
         return network
 
     def _begin_searcher(self, began: e.SearcherStarted) -> None:
-        """Begin a searcher; values of other objectives are forgotten."""
+        """Begin a searcher; values of other objectives and constraints are forgotten."""
         search = self.searches[began.entry]
         before = search.settings
         search.start_searcher(began)
-        if before is not None and before.get("objectives") != began.settings.get("objectives"):
-            of_entry = {name for name, added in self.added.items() if added.entry == began.entry}
-            self.objective_values = {
-                name: values
-                for name, values in self.objective_values.items()
-                if name not in of_entry
-            }
+        for key, values in (
+            ("objectives", self.objective_values),
+            ("constraints", self.violations),
+        ):
+            if before is not None and before.get(key) != began.settings.get(key):
+                for name, added in self.added.items():
+                    if added.entry == began.entry:
+                        values.pop(name, None)
 
     def _add(self, added: e.NetworkAdded) -> None:
         self.added[added.network] = added

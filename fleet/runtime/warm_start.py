@@ -9,11 +9,12 @@ from pathlib import Path
 
 from fleet.domain.events import EarlierRunRead
 from fleet.domain.network import EpochRecord, best_of
-from fleet.domain.objectives import objective_values
+from fleet.domain.objectives import objective_values, violations_of
 from fleet.domain.run import RunSearch, RunState
 from fleet.errors import UserError
 from fleet.search.calls import AddPriorTrial
 from fleet.search.entries import Entry
+from fleet.spec.constraints import Constraint
 from fleet.spec.space import Space, member_of
 from fleet.spec.train import Stopping
 from fleet.storage.event_log import read_run_state
@@ -31,7 +32,10 @@ _ENDED = (Status.FINISHED, Status.PRUNED, Status.FAILED)
 
 
 def read_prior_trials(
-    run: str | Path, space: Space, objectives: Sequence[tuple[str, str]]
+    run: str | Path,
+    space: Space,
+    objectives: Sequence[tuple[str, str]],
+    constraints: Sequence[Constraint] = (),
 ) -> tuple[list[AddPriorTrial], dict[str, int]]:
     """Read the trials of a run that fit a search space.
 
@@ -40,6 +44,7 @@ def read_prior_trials(
         space: the search space.
         objectives: (name, ``maximize`` or ``minimize``) of each objective, the monitored quantity
             first.
+        constraints: the constraints of the search.
 
     Returns:
         The trials that have ended and whose values fit the space, in the order of their numbers;
@@ -58,7 +63,7 @@ def read_prior_trials(
 
     for row in sorted(rows, key=number_of):
         try:
-            trials.append(_make_prior_trial(row, space, objectives, state, str(run)))
+            trials.append(_make_prior_trial(row, space, objectives, constraints, state, str(run)))
         except UserError as error:
             # One reason for all values of a key.
             key, _, value = str(error).partition(": ")
@@ -70,6 +75,7 @@ def _make_prior_trial(
     row: NetworkResult,
     space: Space,
     objectives: Sequence[tuple[str, str]],
+    constraints: Sequence[Constraint],
     state: RunState,
     run: str,
 ) -> AddPriorTrial:
@@ -81,7 +87,8 @@ def _make_prior_trial(
     history: tuple[EpochRecord, ...] = () if network is None else network.status.history
     stopping = Stopping(monitor=monitor, direction="max" if mode == "maximize" else "min")
     record = best_of(history, stopping).record
-    values = objective_values([name for name, _ in objectives], record, network_facts(row, state))
+    facts = network_facts(row, state)
+    values = objective_values([name for name, _ in objectives], record, facts)
     is_valued = math.isfinite(values[0])
     if not is_valued and row.status is not Status.FAILED:
         raise UserError(f"without {monitor}")
@@ -92,7 +99,8 @@ def _make_prior_trial(
         value = values[0]
     else:
         value = None
-    return AddPriorTrial(0, member, curve, row.status.value, value, row.name, run)
+    violations = violations_of(constraints, record, facts)
+    return AddPriorTrial(0, member, curve, row.status.value, value, row.name, run, violations)
 
 
 def read_earlier_run(
@@ -114,7 +122,7 @@ def read_earlier_run(
     if read is not None and received >= read.told:
         return [], None
     try:
-        trials, left_out = read_prior_trials(run, entry.space, entry.objectives)
+        trials, left_out = read_prior_trials(run, entry.space, entry.objectives, entry.constraints)
     except UserError:
         if run in search.read:  # its trials are in the log
             return [], None

@@ -6,6 +6,7 @@ Every answer is converted to plain JSON here, so that the logged answer is the o
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
@@ -40,12 +41,14 @@ class Report:
 class Tell:
     """A network is ``finished``, ``pruned`` or ``failed``, with its best value if any.
 
-    With several objectives there is a value for each, NaN if unknown.
+    With several objectives there is a value for each, NaN if unknown. With constraints there is
+    the violation of each: at most 0 if it is met, NaN if it is unknown.
     """
 
     number: int
     outcome: str
     value: float | tuple[float, ...] | None
+    violations: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class AddPriorTrial:
             earlier run.
         values: values by the keys of the space.
         curve: the monitored value of each of its epochs.
-        outcome, value: how it ended, as in :class:`Tell`; empty if it has not ended.
+        outcome, value, violations: how it ended, as in :class:`Tell`; empty if it has not ended.
         name: name of the network.
         source: the earlier run.
     """
@@ -74,6 +77,7 @@ class AddPriorTrial:
     value: float | tuple[float, ...] | None = None
     name: str = ""
     source: str = ""
+    violations: tuple[float, ...] = ()
 
 
 Call: TypeAlias = Ask | Report | Tell | Resume | AddPriorTrial
@@ -100,8 +104,8 @@ def _answer(searcher: Searcher, call: Call) -> Any:
             return _values(searcher.ask(number))
         case Report(number, epoch, value):
             return _verdict(searcher.report(number, epoch, value))
-        case Tell(number, outcome, value):
-            searcher.tell(number, outcome, value)
+        case Tell():
+            _tell(searcher, call)
             return None
         case AddPriorTrial():
             if isinstance(searcher, AcceptsPriorTrials):
@@ -117,7 +121,29 @@ def _pass_prior_trial(searcher: Any, trial: AddPriorTrial) -> None:
     for epoch, value in enumerate(trial.curve, 1):
         searcher.report(trial.number, epoch, value)
     if trial.outcome:
-        searcher.tell(trial.number, trial.outcome, trial.value)
+        _tell(searcher, trial)
+
+
+_OPTIONAL = ("violations",)  # arguments of ``tell`` that a searcher need not take
+
+
+def _tell(searcher: Any, call: Tell | AddPriorTrial) -> None:
+    """Tell a searcher how a network ended, with the optional arguments that it takes."""
+    optional = {name: getattr(call, name) for name in _OPTIONAL if takes(searcher.tell, name)}
+    searcher.tell(call.number, call.outcome, call.value, **optional)
+
+
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Return True if a function takes an argument of this name.
+
+    >>> takes(lambda number, violations=(): None, "violations"), takes(print, "violations")
+    (True, False)
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a function without a signature
+        return False
+    return name in parameters
 
 
 def _values(answer: Any) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ _CHOICE = (
     "seed",
     "options",
     "objectives",
+    "constraints",
 )
 
 
@@ -38,7 +39,7 @@ def describe_start(entry: Entry, search: RunSearch, knows: bool) -> SearcherStar
     changes = list(_changes(before, now))
     if not changes:
         return None
-    is_another = any(before.get(key) != now[key] for key in _CHOICE)
+    is_another = any(before.get(key) != now.get(key) for key in _CHOICE)
     proposals = [call.answer for call in search.asks if call.answer and not call.wrong]
     passed = _describe_passed(entry.space, proposals, knows) if is_another else ""
     return SearcherStarted(entry.name, now, "; ".join(changes) + passed, is_another, knows)
@@ -57,6 +58,8 @@ def _settings(entry: Entry) -> dict[str, Any]:
             "budget": plain(settings.budget),
         }
     )
+    if settings.constraints:  # logs of searches without constraints lack the key
+        content["constraints"] = list(settings.constraints)
     return content
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from fleet.search.calls import AddPriorTrial
 from fleet.search.searcher import Mode
 from fleet.spec import Spec, Stopping
+from fleet.spec.constraints import Constraint, parse_constraint
 from fleet.spec.search import Search
 from fleet.spec.space import Space
 
@@ -40,6 +42,11 @@ class Entry:
             (self.stopping.metric, mode),
             *((objective.value, objective.sense or "maximize") for objective in further),
         )
+
+    @cached_property
+    def constraints(self) -> tuple[Constraint, ...]:
+        """The constraints that its networks should meet."""
+        return tuple(map(parse_constraint, self.settings.constraints))
 
     @property
     def modes(self) -> Mode | tuple[Mode, ...]:

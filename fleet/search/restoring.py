@@ -40,7 +40,7 @@ class Restoration:
         self._resolved_epochs: dict[str, int] = {}
         # networks that the searcher has resumed, although no event says so
         self._resumed: set[str] = set()
-        # entry -> objectives of its newest searcher
+        # entry -> objectives and constraints of its newest searcher
         self._objectives: dict[str, object] = {}
 
     def apply(self, log: Iterable[ev.Event]) -> None:
@@ -84,7 +84,7 @@ class Restoration:
                 elif isinstance(follows, int):
                     self._resumed.add(self._sampling.entries[event.entry].network_name(follows))
             case ev.SearcherStarted() if event.entry in self._sampling.sessions:
-                objectives = event.settings["objectives"]
+                objectives = (event.settings["objectives"], event.settings.get("constraints"))
                 if event.is_another:
                     is_alike = self._objectives.get(event.entry) == objectives
                     self._replace_searcher(event, is_alike)

@@ -10,7 +10,7 @@ from typing import Any
 
 from fleet.domain.events import SearcherFailed
 from fleet.domain.network import EpochRecord
-from fleet.domain.objectives import objective_values
+from fleet.domain.objectives import objective_values, violations_of
 from fleet.domain.remaining_work import ExpectedTrials
 from fleet.domain.run import RunState
 from fleet.search.calls import AddPriorTrial, Call, Resume, Tell, as_event
@@ -166,26 +166,35 @@ class Sampling:
                 if call is None:
                     continue
                 if isinstance(call, Tell | AddPriorTrial) and call.outcome and call.number >= 0:
-                    call = replace(call, value=self._values(self.entries[name], call.number))
+                    call = self._with_values(self.entries[name], call)
                 self.is_calling = True
                 self._decided.append(CallSearcher(name, call))
                 return
 
-    def _values(self, entry: Entry, number: int) -> float | tuple[float, ...] | None:
-        """Return the value, or the values of several objectives, to report to a searcher."""
-        trial = self._trials[entry.network_name(number)]
+    def _with_values(self, entry: Entry, call: Tell | AddPriorTrial) -> Tell | AddPriorTrial:
+        """Add the values of the objectives, and the violations of constraints, to a call."""
+        trial = self._trials[entry.network_name(call.number)]
         names = [name for name, _ in entry.objectives]
-        if len(names) == 1:
-            return trial.value
+        constraints = entry.constraints
+        if len(names) == 1 and not constraints:
+            return replace(call, value=trial.value)
+        facts = self._facts(trial)
+        best = trial.best.record
+        value: float | tuple[float, ...] | None = trial.value
+        if len(names) > 1:
+            value = objective_values(names, best, facts)
+        return replace(call, value=value, violations=violations_of(constraints, best, facts))
+
+    def _facts(self, trial: Trial) -> dict[str, float | None]:
+        """Return values of a network that do not depend on its epochs' metrics."""
         history = self._run.status_of(trial.name).history
         rates = [epoch.samples / (epoch.seconds * epoch.gpus) for epoch in history if epoch.seconds]
-        facts = {
+        return {
             "parameters": self._run.parameters.get(trial.name),
             "rate": self.rate_of(trial.name) or max(rates, default=0.0) or None,
             "epochs": len(history),
             "seconds": sum(epoch.seconds for epoch in history),
         }
-        return objective_values(names, trial.best.record, facts)
 
     def handle_answer(self, entry: str, call: Call, answer: Any) -> tuple[AnswerEffect, str]:
         """Log an answer; return what follows, and the network that it is about.

@@ -149,6 +149,7 @@ class SearcherSession:
                 tell.outcome,
                 tell.value,
                 self._entry.network_name(number),
+                violations=tell.violations,
             )
             self._pending[_key(call)] = call
 
@@ -210,7 +211,7 @@ class SearcherSession:
                 if call.source:
                     self._earlier[f"{call.source}/{call.name}"] = call
                 return None
-            case Tell(number, _, _):
+            case Tell(number):
                 self._allow_asking()
                 self._outcomes[number] = call
                 if number in self._paused:

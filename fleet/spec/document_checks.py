@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from fleet.errors import UserError
 from fleet.plugins import find_policy
 from fleet.spec.by_target import list_metrics
+from fleet.spec.constraints import find_impossible, parse_constraint
 from fleet.spec.engine_keys import Problem, find_unknown_words
 from fleet.spec.engines import ENGINES, find_engine
 from fleet.spec.entries import attempt, engine_of, merged
@@ -83,7 +85,7 @@ def find_document_problems(document: Document, content: Mapping[str, Any]) -> It
             "leave it out",
         )
     yield from _contradictions(document)
-    yield from _search_problems(document)
+    yield from _search_problems(document, content)
     if rates is not None and not os.path.isfile(rates):  # Path.is_file raises for long names
         yield (
             ("schedule", "rates"),
@@ -154,7 +156,7 @@ def _contradictions(document: Document) -> Iterator[Problem]:
             )
 
 
-def _search_problems(document: Document) -> Iterator[Problem]:
+def _search_problems(document: Document, content: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield mistakes of searches that involve several keys."""
     stems: dict[str, int] = {}
     for index, entry in enumerate(document.models):
@@ -181,6 +183,53 @@ def _search_problems(document: Document) -> Iterator[Problem]:
                     "leave it out",
                 )
         yield from find_objective_problems(document, index, entry)
+        yield from _constraint_problems(document, content, index, entry)
+
+
+def _constraint_problems(
+    document: Document, content: Mapping[str, Any], index: int, entry: ModelEntry
+) -> Iterator[Problem]:
+    """Yield mistakes of a search's constraints."""
+    if entry.search is None:
+        return
+    path: tuple = ("models", index, "search", "constraints")
+    if not holds(content, path):
+        path = ("models", index, "search", "options", "constraints")
+    quantities = _quantities(document, entry)
+    constraints = []
+    for number, text in enumerate(entry.search.constraints):
+        try:
+            constraint = parse_constraint(text)
+        except UserError as error:
+            wrong, _, right = str(error).partition("; ")
+            yield (*path, number), wrong, right
+            return
+        constraints.append(constraint)
+        name = constraint.value
+        if not may_be_computed(name, quantities) and name not in NETWORK_OBJECTIVES:
+            yield (*path, number), *_uncomputed(name, quantities)
+    impossible = find_impossible(constraints)
+    if impossible is not None:
+        number, wrong = impossible
+        yield (*path, number), f"{constraints[number].text}: {wrong}", "leave one of them out"
+
+
+def _quantities(document: Document, entry: ModelEntry) -> list[str]:
+    """Return the losses, accuracies and metrics of an entry's epochs."""
+    train = attempt([], merged, document.train, entry.train, {})
+    labels = [] if train is None else map(label_of, list_metrics(train.metrics))
+    return [name for label in dict.fromkeys([*FIELDS, *labels]) for name in (label, f"val_{label}")]
+
+
+def _uncomputed(name: str, quantities: Sequence[str]) -> tuple[str, str]:
+    """Describe an unknown quantity, and what would be right."""
+    known_names = [*quantities, *NETWORK_OBJECTIVES]
+    close = difflib.get_close_matches(name, known_names, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return (
+        f"{name!r} is not computed",
+        f"it should be one of {', '.join(known_names)}; add others to train.metrics{hint}",
+    )
 
 
 def find_objective_problems(document: Document, index: int, entry: ModelEntry) -> Iterator[Problem]:
@@ -188,11 +237,7 @@ def find_objective_problems(document: Document, index: int, entry: ModelEntry) -
     objectives = () if entry.search is None else entry.search.objectives
     if not objectives:
         return
-    train = attempt([], merged, document.train, entry.train, {})
-    labels = [] if train is None else map(label_of, list_metrics(train.metrics))
-    quantities = [
-        name for label in dict.fromkeys([*FIELDS, *labels]) for name in (label, f"val_{label}")
-    ]
+    quantities = _quantities(document, entry)
     measured = ", ".join(quantities)
     stopping = entry.train.get("stopping") or {}
     monitor = stopping.get("monitor")
@@ -217,12 +262,7 @@ def find_objective_problems(document: Document, index: int, entry: ModelEntry) -
                 f"the first objective should be one of {measured}",
             )
         elif not may_be_computed(name, quantities) and name not in NETWORK_OBJECTIVES:
-            yield (
-                path,
-                f"{name!r} is not computed",
-                f"it should be one of {measured}, {', '.join(NETWORK_OBJECTIVES)}; add others to "
-                "train.metrics",
-            )
+            yield path, *_uncomputed(name, quantities)
         elif objective.sense is None and not (name == monitor and is_directed):
             yield (
                 path,

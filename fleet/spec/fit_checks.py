@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeAlias
 
 from fleet.errors import SpecMistake, UserError
+from fleet.spec.constraints import parse_constraint
 from fleet.spec.engine_keys import optimizer_slots
 from fleet.spec.layers import count_for
 from fleet.spec.measures import describe_unfit, format_measure, is_meant_for, name_of
@@ -277,6 +278,16 @@ def _find_unmeasured(network: NetworkSpec, spec: Spec, kinds: TargetKinds) -> It
             yield (
                 network,
                 ("models", network.entry, "search", "objectives", number, "value"),
+                f"{value} is not computed",
+                f"one of {', '.join((*computed, *NETWORK_OBJECTIVES))}",
+            )
+    constraints = () if entry is None or entry.search is None else entry.search.constraints
+    for number, text in enumerate(constraints):
+        value = parse_constraint(text).value
+        if value not in NETWORK_OBJECTIVES and value.removeprefix("val_") not in computed:
+            yield (
+                network,
+                ("models", network.entry, "search", "constraints", number),
                 f"{value} is not computed",
                 f"one of {', '.join((*computed, *NETWORK_OBJECTIVES))}",
             )

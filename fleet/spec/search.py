@@ -9,6 +9,7 @@ from dataclasses import fields as dataclass_fields
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
+from pydantic_core import ArgsKwargs
 
 from fleet.errors import UserError
 from fleet.plugins import load_named
@@ -79,14 +80,30 @@ class Objective:
         return "minimize"
 
 
+# Samplers of Optuna with a word of their own -> the class.
+OPTUNA_SAMPLERS: Mapping[str, str] = {
+    "optuna": "",  # named in the options
+    "tpe": "TPESampler",
+    "gp": "GPSampler",
+    "cmaes": "CmaEsSampler",
+    "qmc": "QMCSampler",
+    "nsgaii": "NSGAIISampler",
+}
+_WORDS = tuple(word for word, sampler in OPTUNA_SAMPLERS.items() if sampler)
+
+
 @section
 class Search:
     """A search: what proposes the networks of an entry, and how many."""
 
-    sampler: str = "random"
-    """What proposes values from the space: random, grid (all combinations, in order), or the import
-    path of your own class. Its module may be next to the spec.
-    """
+    sampler: str = Field(
+        default="random",
+        description=(
+            "What proposes values from the space: random, grid (all combinations, in order), a "
+            f"sampler of Optuna ({', '.join(_WORDS)}; or optuna with any of its samplers in "
+            "`options`), or the import path of your own class. Its module may be next to the spec."
+        ),
+    )
     max_trials: Annotated[int, Field(ge=1, le=MAX_TRIALS), NO_FLAG] | None = Field(
         default=None,
         description=(
@@ -108,12 +125,19 @@ class Search:
     the monitor: it decides which epoch is the best, and networks are reported and pruned by it. The
     sampler receives the values of all objectives.
     """
+    constraints: tuple[str, ...] = ()
+    """Conditions that a network should meet: NAME <= NUMBER, or with >=, < or >. NAME is what an
+    objective may name. Reports leave out networks that violate one when they name the best. tpe,
+    gp, nsgaii and your own class with a parameter `violations` of `tell` avoid such networks.
+    """
     warm_start: tuple[str, ...] = ()
     """Folders of earlier runs. Before its first proposal the sampler receives their results whose
     values lie in the space.
     """
     options: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of the sampler, by name."""
+    """Further arguments of the sampler, by name. For a sampler of Optuna also `pruner` and
+    `pruner_options`.
+    """
     seed: Annotated[int, Field(ge=0), NO_FLAG] = 0
     """Seed of the sampler's random choices."""
     timeout: Annotated[Duration, Field(gt=0)] = Field(
@@ -123,6 +147,21 @@ class Search:
     the end of an epoch waits for the answer. A sampler that takes longer is not called again in
     this launch.
     """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _move_constraints(cls, data: Any) -> Any:
+        """Take the constraints from the options of a sampler of Optuna."""
+        keys = data.kwargs if isinstance(data, ArgsKwargs) else data
+        if not isinstance(keys, Mapping) or keys.get("sampler") not in [*OPTUNA_SAMPLERS]:
+            return data
+        options = keys.get("options")
+        if not isinstance(options, Mapping) or "constraints" not in options:
+            return data
+        if "constraints" in keys:
+            raise ValueError("needs `constraints:` or `options: {constraints: [...]}`, not both")
+        remaining = {key: value for key, value in options.items() if key != "constraints"}
+        return {**keys, "options": remaining, "constraints": options["constraints"]}
 
     @model_validator(mode="after")
     def _check_end(self) -> Search:

@@ -33,6 +33,8 @@ class SearcherCalled(JsonRecord, word="search"):
         wrong: what is wrong with the values of an ask: then the network has failed.
         curve: for a prior trial, the monitored values of its epochs.
         source: the earlier run of a prior trial.
+        violations: for a tell or a prior trial, the violation of each constraint: at most 0 if it
+            is met, null for NaN.
     """
 
     entry: str
@@ -48,6 +50,7 @@ class SearcherCalled(JsonRecord, word="search"):
     wrong: Annotated[str, OmitDefault] = ""
     curve: Annotated[tuple[Score, ...], OmitDefault] = ()
     source: Annotated[str, OmitDefault] = ""
+    violations: Annotated[tuple[Score, ...], OmitDefault] = ()
 
     def __post_init__(self) -> None:
         if self.call in ("ask", "know") and isinstance(self.answer, Mapping):
@@ -56,10 +59,14 @@ class SearcherCalled(JsonRecord, word="search"):
     @property
     def objective_values(self) -> tuple[float, ...]:
         """The values of a network of this run for several objectives; empty otherwise."""
-        is_of_run = self.call in ("tell", "know") and not self.source
-        if is_of_run and isinstance(self.value, tuple):
+        if self.is_end_of_network and isinstance(self.value, tuple):
             return self.value
         return ()
+
+    @property
+    def is_end_of_network(self) -> bool:
+        """Whether the searcher receives how a network of this run ended."""
+        return self.call in ("tell", "know") and not self.source
 
 
 class SearcherStarted(JsonRecord, word="searcher"):

@@ -139,7 +139,7 @@ def test_searchers_that_are_new_get_prior_trials_again(monkeypatch):
     )
     trials = [AddPriorTrial(0, {"width": 3}, (), "finished", 0.5, "a-2", "runs/a")]
     monkeypatch.setattr(
-        warm_start, "read_prior_trials", lambda run, space, objectives: (trials, {})
+        warm_start, "read_prior_trials", lambda run, space, objectives, constraints: (trials, {})
     )
     search, read = RunSearch(), EarlierRunRead("net", "runs/a", 1)
     search.add_earlier_run(EarlierRunRead("net", "runs/a", 2))
