@@ -1,6 +1,11 @@
 """Measure the GPU hours until a search finds a network within 1 % of the best of 200.
 
     python benchmarks/search.py [--seeds 20] [--without-ray]
+    python benchmarks/search.py --curves FILE ... [--tasks N] [--networks 200] [--gpus 16] [--json]
+
+With --curves, networks are trained along recorded curves (`search_files.py` says which files), and
+a row for each rule says on how many tasks it came near the best network, and at what cost
+(`search_tables.py`). The rest is about the other form.
 
 Networks are emulated: their learning curves come from a seeded law (`search_curves.py`). Curves
 cross, measurements are noisy, and large networks take longer. Sixteen GPUs train one network each,
@@ -25,176 +30,26 @@ import logging
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from search_coordinator import measure_epoch
-from search_curves import EPOCHS, GPUS, NETWORKS, SPACE, Search, SearchCost, draw_networks, simulate
+from search_curves import EPOCHS, GPUS, NETWORKS, Search, SearchCost, draw_networks, simulate
+from search_files import WrongFile
+from search_programs import RANGES, FleetSearch, ListSearcher, make_optuna_search
+from search_tables import measure_files
 from versus import install_ray
 
 from fleet.commands.output import print_json
-from fleet.domain.events import NetworkVerdict
-from fleet.domain.network import EpochRecord
-from fleet.domain.run import RunState
-from fleet.search.calls import make_call
-from fleet.search.controller import SearchController
-from fleet.search.decisions import AddNetwork, CallSearcher
-from fleet.search.entries import Entry
-from fleet.search.pruning import make_pruner
-from fleet.search.searcher import Searcher, TrialOutcome, Verdict, make_searcher
-from fleet.spec.search import Prune, find_rule
-from fleet.spec.search import Search as Settings
-from fleet.spec.space import Member, Range, Space
+from fleet.search.searcher import Searcher, make_searcher
+from fleet.spec.search import Prune
 from fleet.terminal import print_table
 
 ROOT, FOLDER = Path(__file__).parents[1], Path(__file__).parent
-RANGES: Space = {
-    name: Range(low, high, log=name != "depth", integer=name != "learning_rate")
-    for name, (low, high) in SPACE.items()
-}
-ENTRY = "net"
-
-
-class ListSearcher:
-    """A searcher that proposes the networks of a list."""
-
-    def __init__(self, networks: list[dict[str, float]]) -> None:
-        self._networks = networks
-
-    def ask(self, number: int) -> Member | None:
-        return self._networks[number] if number < len(self._networks) else None
-
-    def report(self, number: int, epoch: int, value: float) -> str:
-        return Verdict.GO_ON
-
-    def tell(self, number: int, outcome: str, value: float | None) -> None:
-        """Ignore the outcome."""
-
-
-class FleetSearch:
-    """A search with FLEET's search controller, whose searcher is called as in a run."""
-
-    def __init__(
-        self, prune: Prune, searcher: Searcher, networks: int = NETWORKS, gpus: int = GPUS
-    ) -> None:
-        settings = Settings(sampler="random", max_trials=networks)
-        self._searcher = searcher
-        entry = Entry(ENTRY, settings, RANGES)
-        self._controller = SearchController(
-            RunState(),
-            [entry],
-            [],
-            make_pruner(prune, EPOCHS, seed=0),
-            prune.rule,
-            gpus,
-            obeys=find_rule(prune.rule).obeys,
-        )
-        self._values: dict[str, Mapping[str, float]] = {}
-        self._ready: list[str] = []  # waiting for a GPU
-        self._paused: set[str] = set()  # paused or pruned
-        self._decide()
-
-    def _decide(self) -> None:
-        """Carry out decisions until there are none left."""
-        decisions = self._controller.decide()
-        while decisions:
-            for decision in decisions:
-                match decision:
-                    case AddNetwork(network=name, values=values):
-                        self._values[name] = values
-                        self._ready.append(name)
-                    case CallSearcher(entry=entry, call=call):
-                        self._controller.handle_answer(entry, call, make_call(self._searcher, call))
-                    case NetworkVerdict(network=name, verdict="go_on"):
-                        self._ready.append(name)
-                    case NetworkVerdict(network=name):
-                        self._paused.add(name)
-            decisions = self._controller.decide()
-
-    def next_network(self) -> tuple[int, Mapping[str, float]] | None:
-        if not self._ready:
-            return None
-        name = self._ready.pop(0)
-        return int(name.rpartition("-")[2]), self._values[name]
-
-    def _report_epoch(self, number: int, epoch: int, accuracy: float) -> str:
-        record = EpochRecord(epoch, epoch - 1, 1.0, accuracy, 1.0, accuracy, 0.1, 1, 1, 1.0, 0.0)
-        name = f"{ENTRY}-{number}"
-        self._controller.end_epoch(name, record, epoch == EPOCHS)
-        if epoch == EPOCHS:
-            self._controller.end_network(name, TrialOutcome.FINISHED)
-        return name
-
-    def end_epoch(self, number: int, epoch: int, accuracy: float) -> bool:
-        name = self._report_epoch(number, epoch, accuracy)
-        self._paused.discard(name)
-        self._decide()
-        if name in self._ready:  # it was paused and is among the best again
-            self._ready.remove(name)
-            return True
-        return name not in self._paused
-
-    def finish_network(self, number: int, accuracy: float) -> None:
-        self._report_epoch(number, EPOCHS, accuracy)
-        self._decide()
-
-    def next_rung(self, number: int, epochs: int) -> int:
-        """Return the number of epochs after which a network is compared next."""
-        return self._controller.pruner.next_rung(f"{ENTRY}-{number}", epochs) or EPOCHS
-
-
-class OptunaSearch:
-    """A search with Optuna's interface: ask, report, should_prune, tell."""
-
-    def __init__(self, seed: int, sampler: str, pruner: str) -> None:
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        samplers = {"random": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}
-        pruners: dict[str, Callable[..., Any]] = {
-            "median": optuna.pruners.MedianPruner,
-            "asha": optuna.pruners.SuccessiveHalvingPruner,
-            "hyperband": partial(optuna.pruners.HyperbandPruner, 1, EPOCHS, 3),
-        }
-        options = {"min_resource": 1, "reduction_factor": 3} if pruner == "asha" else {}
-        self._study = optuna.create_study(
-            study_name=f"seed {seed}",  # brackets depend on the name
-            direction="maximize",
-            sampler=samplers[sampler](seed=seed),
-            pruner=pruners[pruner](**options),
-        )
-        if sampler == "random":
-            for values in draw_networks(seed):
-                self._study.enqueue_trial(values)
-        self._trials: dict[int, optuna.Trial] = {}
-        self._pruned = optuna.trial.TrialState.PRUNED
-
-    def next_network(self) -> tuple[int, Mapping[str, float]] | None:
-        if len(self._trials) == NETWORKS:
-            return None
-        trial = self._study.ask()
-        low, high = SPACE["learning_rate"]
-        values = {
-            "learning_rate": trial.suggest_float("learning_rate", low, high, log=True),
-            "width": trial.suggest_int("width", *map(int, SPACE["width"]), log=True),
-            "depth": trial.suggest_int("depth", *map(int, SPACE["depth"])),
-        }
-        self._trials[trial.number] = trial
-        return trial.number, values
-
-    def end_epoch(self, number: int, epoch: int, accuracy: float) -> bool:
-        trial = self._trials[number]
-        trial.report(accuracy, epoch)
-        if not trial.should_prune():
-            return True
-        self._study.tell(trial, state=self._pruned)
-        return False
-
-    def finish_network(self, number: int, accuracy: float) -> None:
-        self._study.tell(self._trials[number], accuracy)
+COORDINATED = 10_000
 
 
 def make_tpe(seed: int) -> Searcher:
@@ -222,10 +77,10 @@ SEARCHES: dict[str, Callable[[int], Search]] = {
     "FLEET, TPE + asha (stop)": partial(
         make_fleet_search, make=make_tpe, rule="asha", on_fail="stop"
     ),
-    "Optuna, median": partial(OptunaSearch, sampler="random", pruner="median"),
-    "Optuna, asha": partial(OptunaSearch, sampler="random", pruner="asha"),
-    "Optuna, hyperband": partial(OptunaSearch, sampler="random", pruner="hyperband"),
-    "Optuna, TPE + asha": partial(OptunaSearch, sampler="tpe", pruner="asha"),
+    "Optuna, median": partial(make_optuna_search, sampler="random", pruner="median"),
+    "Optuna, asha": partial(make_optuna_search, sampler="random", pruner="asha"),
+    "Optuna, hyperband": partial(make_optuna_search, sampler="random", pruner="hyperband"),
+    "Optuna, TPE + asha": partial(make_optuna_search, sampler="tpe", pruner="asha"),
 }
 
 
@@ -242,17 +97,75 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument(
+        "--curves", type=Path, nargs="+", metavar="FILE", help="recorded curves, not the law"
+    )
+    parser.add_argument("--tasks", type=int, metavar="N", help="only the first N tasks of a file")
+    parser.add_argument("--gpus", type=int, default=GPUS, help="for --curves")
+    parser.add_argument("--seed", type=int, default=0, help="for --curves: which networks")
+    parser.add_argument("--seeds", type=int, default=20, help="seeds of the law")
     parser.add_argument(
         "--networks",
         type=int,
-        default=10_000,
-        help="networks of the run whose coordinator is timed",
+        help=f"for --curves: networks per task ({NETWORKS}); else networks of the run whose "
+        f"coordinator is timed ({COORDINATED:,})",
     )
     parser.add_argument("--without-ray", action="store_true")
-    parser.add_argument("--json", action="store_true", help="print the numbers of all seeds")
+    parser.add_argument(
+        "--without-hindsight",
+        action="store_true",
+        help="for --curves: do not look for the best fixed rule",
+    )
+    parser.add_argument("--json", action="store_true", help="print rows, or numbers of all seeds")
     arguments = parser.parse_args()
     logging.disable()
+    if arguments.curves:
+        compare_on_files(parser, arguments)
+    else:
+        compare_on_law(arguments)
+
+
+def compare_on_files(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Compare rules on recorded curves."""
+    numbers = {name: getattr(arguments, name) for name in ("tasks", "networks", "gpus")}
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            parser.error(f"--{name} is {number}; it must be at least 1")
+    try:
+        rows = measure_files(
+            arguments.curves,
+            arguments.tasks,
+            arguments.networks or NETWORKS,
+            arguments.gpus,
+            arguments.seed,
+            with_ray=not arguments.without_ray,
+            with_hindsight=not arguments.without_hindsight,
+        )
+    except (WrongFile, OSError) as error:
+        parser.error(str(error))
+    if arguments.json:
+        print_json(rows)
+        return
+    print_table(
+        ["curves", "rule", "near", "times fewer GPU hours", "best, % (worst)", "until near, %"],
+        [
+            [
+                row["curves"],
+                row["rule"],
+                f"{row['near']}/{row['tasks']}",
+                f"{row['times_fewer']:.1f}",
+                f"{100 * row['best_median']:.1f} ({100 * row['best_worst']:.1f})",
+                "never" if row["until_near"] is None else f"{100 * row['until_near']:.1f}",
+            ]
+            for row in rows
+        ],
+        title=f"{arguments.networks or NETWORKS} networks per task on {arguments.gpus} GPUs",
+    )
+
+
+def compare_on_law(arguments: argparse.Namespace) -> None:
+    """Compare searches on drawn curves, and time a coordinator."""
+    networks = arguments.networks or COORDINATED
     results = {}
     for name, make in SEARCHES.items():
         results[name] = [simulate(make(seed), seed) for seed in range(arguments.seeds)]
@@ -263,7 +176,7 @@ def main() -> None:
         )
     if not arguments.without_ray:
         results["Ray Tune, asha"] = run_ray_asha(arguments.seeds)
-    cpu_ms = measure_epoch(arguments.networks).ms
+    cpu_ms = measure_epoch(networks).ms
     if arguments.json:
         print_json(
             {
@@ -289,8 +202,7 @@ def main() -> None:
         "median (quartiles)",
     )
     print(
-        f"coordinator: {cpu_ms:.2f} ms of CPU per finished epoch, {arguments.networks} networks of "
-        "one epoch"
+        f"coordinator: {cpu_ms:.2f} ms of CPU per finished epoch, {networks} networks of one epoch"
     )
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 EPOCHS, NETWORKS, GPUS = 27, 200, 16
 NEAR = 0.99  # share of the best accuracy that a search must reach
@@ -39,6 +39,10 @@ class Curve:
     accuracies: tuple[float, ...]
     measured: tuple[float, ...]
     epoch_s: float
+
+    def seconds(self, epoch: int) -> float:
+        """Return the seconds of an epoch."""
+        return self.epoch_s
 
 
 def make_curve(values: Mapping[str, float], seed: int) -> Curve:
@@ -93,17 +97,82 @@ def draw_networks(seed: int, networks: int = NETWORKS) -> list[dict[str, float]]
     ]
 
 
+class CurveLike(Protocol):
+    """A learning curve along which a network is trained."""
+
+    @property
+    def accuracies(self) -> tuple[float, ...]:
+        """What counts when a search is judged, after each epoch; more is better."""
+
+    @property
+    def measured(self) -> tuple[float, ...]:
+        """The values that a search receives after each epoch."""
+
+    def seconds(self, epoch: int) -> float:
+        """Return the seconds of an epoch on one GPU."""
+
+
 class Search(Protocol):
     """Decides which network a GPU trains next, and when a network stops."""
 
-    def next_network(self) -> tuple[int, Mapping[str, float]] | None:
+    def next_network(self) -> tuple[int, Mapping[str, Any]] | None:
         """Return the number and the values of the next network to train; None if there is none."""
 
     def end_epoch(self, number: int, epoch: int, accuracy: float) -> bool:
         """Report an epoch, except the last one; return whether the network continues now."""
 
-    def finish_network(self, number: int, accuracy: float) -> None:
+    def finish_network(self, number: int, epoch: int, accuracy: float) -> None:
         """Report the last epoch of a network."""
+
+
+@dataclass(frozen=True)
+class TrainedEpoch:
+    """An epoch that a GPU has trained.
+
+    Attributes:
+        now_s: Seconds since the beginning.
+        gpu_s: Seconds of all GPUs in use so far, of ended epochs.
+        accuracy: Accuracy of the network.
+    """
+
+    now_s: float
+    gpu_s: float
+    accuracy: float
+
+
+def train(
+    search: Search, curve_of: Callable[[int, Mapping[str, Any]], CurveLike], gpus: int
+) -> Iterator[TrainedEpoch]:
+    """Train networks on GPUs, one on each, as a search decides; yield each epoch at its end."""
+    curves: dict[int, CurveLike] = {}
+    done: dict[int, int] = {}
+    ends: list[tuple[float, int]] = []  # (seconds, network) of current epochs
+    idle, now, gpu_s = gpus, 0.0, 0.0
+    while True:
+        while idle:
+            proposal = search.next_network()
+            if proposal is None:
+                break
+            number, values = proposal
+            if number not in curves:
+                curves[number] = curve_of(number, values)
+                done[number] = 0
+            heapq.heappush(ends, (now + curves[number].seconds(done[number] + 1), number))
+            idle -= 1
+        if not ends:
+            return
+        now, number = heapq.heappop(ends)
+        learning_curve, epoch = curves[number], done[number] + 1
+        done[number] = epoch
+        gpu_s += learning_curve.seconds(epoch)
+        yield TrainedEpoch(now, gpu_s, learning_curve.accuracies[epoch - 1])
+        measured = learning_curve.measured[epoch - 1]
+        if epoch == len(learning_curve.measured):
+            search.finish_network(number, epoch, measured)
+        elif search.end_epoch(number, epoch, measured):
+            heapq.heappush(ends, (now + learning_curve.seconds(epoch + 1), number))
+            continue
+        idle += 1
 
 
 @dataclass(frozen=True)
@@ -124,34 +193,12 @@ class SearchCost:
 
 
 def simulate(search: Search, seed: int) -> SearchCost:
-    """Train networks on GPUs, one on each, as a search decides."""
+    """Train the networks of a search by the law of a seed."""
     reference = max(max(make_curve(values, seed).accuracies) for values in draw_networks(seed))
-    curves: dict[int, Curve] = {}
-    done: dict[int, int] = {}
-    ends: list[tuple[float, int]] = []  # (seconds, network) of current epochs
-    idle, now, gpu_s, best, near = GPUS, 0.0, 0.0, 0.0, math.inf
-    while True:
-        while idle:
-            proposal = search.next_network()
-            if proposal is None:
-                break
-            number, values = proposal
-            curves.setdefault(number, make_curve(values, seed))
-            done.setdefault(number, 0)
-            heapq.heappush(ends, (now + curves[number].epoch_s, number))
-            idle -= 1
-        if not ends:
-            return SearchCost(near / 3600, gpu_s / 3600, now / 3600, best / reference)
-        now, number = heapq.heappop(ends)
-        learning_curve, epoch = curves[number], done[number] + 1
-        done[number] = epoch
-        gpu_s += learning_curve.epoch_s
-        best = max(best, learning_curve.accuracies[epoch - 1])
+    now, gpu_s, best, near = 0.0, 0.0, 0.0, math.inf
+    for epoch in train(search, lambda number, values: make_curve(values, seed), GPUS):
+        now, gpu_s = epoch.now_s, epoch.gpu_s
+        best = max(best, epoch.accuracy)
         if best >= NEAR * reference:
             near = min(near, gpu_s)
-        if epoch == EPOCHS:
-            search.finish_network(number, learning_curve.measured[epoch - 1])
-        elif search.end_epoch(number, epoch, learning_curve.measured[epoch - 1]):
-            heapq.heappush(ends, (now + learning_curve.epoch_s, number))
-            continue
-        idle += 1
+    return SearchCost(near / 3600, gpu_s / 3600, now / 3600, best / reference)

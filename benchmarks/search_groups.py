@@ -30,8 +30,8 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from search import FleetSearch, ListSearcher
 from search_curves import EPOCHS, NEAR, Curve, draw_networks, make_curve
+from search_programs import FleetSearch, ListSearcher
 
 from fleet.commands.output import print_json
 from fleet.spec.search import Prune
@@ -185,7 +185,7 @@ class Trials:
             trial.version += 1
             measured = trial.curve.measured[trial.done - 1]
             if trial.done == EPOCHS:
-                self.search.finish_network(number, measured)
+                self.search.finish_network(number, trial.done, measured)
             elif self.search.end_epoch(number, trial.done, measured):
                 self.waiting = {number: None, **self.waiting}  # before all new trials
                 trial.trained_with = gpus
