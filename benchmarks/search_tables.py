@@ -19,7 +19,7 @@ from search_programs import FleetSearch, ListSearcher, OptunaSearch
 from versus import install_ray
 
 from fleet.spec.search import RULES, Prune
-from fleet.spec.space import Range
+from fleet.spec.dimensions import Range
 
 FOLDER = Path(__file__).parent
 HINDSIGHT = "in hindsight"

@@ -27,8 +27,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from fleet.errors import UserError
 from fleet.export.tracked_run import DATABASES, TrackedNetwork, TrackedObjective, TrackedRun
+from fleet.spec.dimensions import Range, key_of_value
 from fleet.spec.hyperparameters import to_scalar
-from fleet.spec.space import Range, key_of_value, member_of
+from fleet.spec.space import member_of
 from fleet.storage.results import Status
 
 _STATES = {

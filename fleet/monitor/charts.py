@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fleet.domain.network import EpochRecord
 from fleet.monitor.report import RunReport
 from fleet.monitor.search_summary import SearchReport, SearchTrial, coordinate_of
-from fleet.spec.space import Dimension, Range
+from fleet.spec.dimensions import Dimension, Range
 from fleet.storage.leaderboard import short_names
 from fleet.storage.results import Status
 from launch.errors import pluralize

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.monitor.search_summary import SearchReport, SearchTrial, coordinate_of
-from fleet.spec.space import Dimension, Range
+from fleet.spec.dimensions import Dimension, Range
 
 MIN_NETWORKS = 10  # minimum number of networks
 _MAX_NETWORKS = 1000  # maximum number of evaluated networks

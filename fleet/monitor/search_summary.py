@@ -16,9 +16,9 @@ from fleet.domain.network import EpochRecord
 from fleet.domain.objectives import objective_values, pareto_front
 from fleet.domain.run import RunState
 from fleet.spec import Spec
+from fleet.spec.dimensions import Dimension, Range, Space
 from fleet.spec.hyperparameters import flatten
 from fleet.spec.search import Search
-from fleet.spec.space import Dimension, Range, Space
 from fleet.spec.train import Stopping
 from fleet.storage.leaderboard import short_names
 from fleet.storage.results import NetworkResult, Status, network_facts, without_fold_means
@@ -312,8 +312,10 @@ def _differing_settings(values: Mapping[str, Mapping[str, Any]]) -> dict[str, di
 def _space_of(values: Sequence[Mapping[str, Any]]) -> Space:
     """Return ranges and choices that contain all these values.
 
-    >>> _space_of([{"rate": 0.001, "kernel": "a"}, {"rate": 0.5, "kernel": "b"}])
-    {'rate': Range(low=0.001, high=0.5, log=True, integer=False), 'kernel': ('a', 'b')}
+    >>> _space_of([{"rate": 0.5, "kernel": "a"}, {"rate": 0.7, "kernel": "b"}])["kernel"]
+    ('a', 'b')
+    >>> _space_of([{"rate": 0.001}, {"rate": 0.5}])["rate"].log
+    True
     """
     space: dict[str, Range | tuple[Any, ...]] = {}
     for key in dict.fromkeys(key for row in values for key in row):

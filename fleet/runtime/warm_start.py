@@ -15,7 +15,8 @@ from fleet.errors import UserError
 from fleet.search.calls import AddPriorTrial
 from fleet.search.entries import Entry
 from fleet.spec.constraints import Constraint
-from fleet.spec.space import Space, member_of
+from fleet.spec.dimensions import Space
+from fleet.spec.space import member_of
 from fleet.spec.train import Stopping
 from fleet.storage.event_log import read_run_state
 from fleet.storage.paths import RunPaths

@@ -10,8 +10,8 @@ from fleet.domain.plain_json import as_json
 from fleet.domain.run import RunSearch
 from fleet.search.entries import Entry
 from fleet.search.session import PARENT, match_space
+from fleet.spec.dimensions import Space
 from fleet.spec.section import plain
-from fleet.spec.space import Space
 from launch.errors import pluralize
 
 _CHOICE = (

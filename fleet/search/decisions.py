@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from fleet.domain.events import Event
 from fleet.search.calls import Call
-from fleet.spec.space import Member
+from fleet.spec.dimensions import Member
 
 
 @dataclass(frozen=True)

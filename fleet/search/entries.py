@@ -9,8 +9,8 @@ from fleet.search.calls import AddPriorTrial
 from fleet.search.searcher import Mode
 from fleet.spec import Spec, Stopping
 from fleet.spec.constraints import Constraint, parse_constraint
+from fleet.spec.dimensions import Space
 from fleet.spec.search import Search
-from fleet.spec.space import Space
 
 
 @dataclass(frozen=True)

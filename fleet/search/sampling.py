@@ -20,7 +20,7 @@ from fleet.search.searcher import TrialOutcome, Verdict
 from fleet.search.session import AnswerEffect, SearcherSession
 from fleet.search.trials import Trial, Trials
 from fleet.spec import Stopping
-from fleet.spec.space import size_of
+from fleet.spec.enumeration import size_of
 
 
 class Sampling:

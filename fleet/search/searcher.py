@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
@@ -11,9 +10,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from fleet.errors import UserError
 from fleet.plugins import load_object
+from fleet.spec.dimensions import Member, Space, key_of_value
+from fleet.spec.drawing import members
+from fleet.spec.enumeration import combinations, endless_name
 from fleet.spec.model import one_line
 from fleet.spec.search import Mode
-from fleet.spec.space import Member, Range, Space, key_of_value, member_at, members
 from preprocess.user_code import UserCode, seed_generators
 
 
@@ -174,14 +175,13 @@ class GridSearcher(_SpaceSearcher):
     """
 
     def __init__(self, space: Space, seed: int, mode: Mode) -> None:
-        numbers = itertools.count()
-        super().__init__(iter(lambda: member_at(space, next(numbers)), None))
-        for name, dimension in space.items():
-            if isinstance(dimension, Range) and not dimension.integer:
-                raise UserError(
-                    f"grid needs lists and ranges of integers, and {name} is neither; give a list, "
-                    "or sampler: random"
-                )
+        super().__init__(combinations(space))
+        name = endless_name(space)
+        if name is not None:
+            raise UserError(
+                f"grid needs lists and ranges of integers, and {name} is neither; give a list, a "
+                "step, or sampler: random"
+            )
 
 
 SEARCHERS = {"random": RandomSearcher, "grid": GridSearcher}

@@ -17,7 +17,8 @@ from fleet.search.calls import AddPriorTrial, Ask, Call, InvalidAnswer, Report, 
 from fleet.search.decisions import AddNetwork
 from fleet.search.entries import Entry
 from fleet.search.searcher import TrialOutcome, Verdict
-from fleet.spec.space import Member, Space, key_of_value, member_of
+from fleet.spec.dimensions import Member, Space, key_of_value
+from fleet.spec.space import member_of
 
 PARENT = "parent"  # a key of answers that is not in the space
 

@@ -49,6 +49,8 @@ _PARTS = {
     "checkpoint": "Checkpoint",
     "prune": "Prune",
     "models: a range in space": "Range",
+    "models: prior of a range": "Prior",
+    "models: choices with conditions in space": "Choices",
     "models: search": "Search",
     "models: search.objectives": "Objective",
     "models: search.budget": "Budget",

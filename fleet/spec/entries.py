@@ -12,8 +12,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from fleet.errors import UserError
 from fleet.plugins import find_policy
+from fleet.spec.conditions import find_condition_problems
+from fleet.spec.dimensions import Member, Range, Space, ends_of, size_of_dimension
+from fleet.spec.drawing import draw
 from fleet.spec.engine_keys import Problem, find_unknown_words, with_engine_defaults
 from fleet.spec.engines import EngineInfo, find_engine
+from fleet.spec.enumeration import ends, grid, member_with, size_of
 from fleet.spec.mistakes import explain
 from fleet.spec.model import (
     FAMILIES,
@@ -25,7 +29,7 @@ from fleet.spec.model import (
 from fleet.spec.naming import check_name, names_of
 from fleet.spec.origin import key_path
 from fleet.spec.schema import MAX_NETWORKS, Document, ModelEntry, NetworkSpec, Spec
-from fleet.spec.space import Member, Range, Space, draw, ends, grid, override
+from fleet.spec.space import override
 from fleet.spec.train import Train
 from launch.errors import InputError, pluralize
 from scheduler.ensemble.policies import POLICIES
@@ -92,7 +96,9 @@ def networks_of(
     document, entry = spec.document, spec.document.models[index]
     engine = engine_of(document)
     networks: list[NetworkSpec] = []
-    problems: list[Problem] = []
+    problems: list[Problem] = list(_space_problems(entry))
+    if problems:
+        return [], problems
     # Check choices that are not drawn, or that a sampler may propose later, too.
     for member in _members_by_choice(entry.space or {}):
         attempt(problems, _train, document, entry, member, engine)
@@ -119,8 +125,22 @@ def networks_of(
     return networks, problems
 
 
+def _space_problems(entry: ModelEntry) -> Iterator[Problem]:
+    """Yield the mistakes of an entry's space or grid."""
+    section = "space" if entry.grid is None else "grid"
+    for path, wrong, right in find_condition_problems(entry.space or entry.grid or {}):
+        yield (section, *path), wrong, right
+    for name, dimension in (entry.grid or {}).items():
+        if size_of_dimension(dimension) == math.inf:
+            yield (
+                ("grid", name),
+                "is a range of real numbers, which are infinitely many",
+                "it should be a list, or have a step",
+            )
+
+
 def with_extreme_networks(spec: Spec) -> Spec:
-    """Return the spec with only the two extreme networks of each search.
+    """Return the spec with only the extreme networks of each search.
 
     They represent all trials when memory is planned and samples are probed. Each has the name of
     its entry.
@@ -149,26 +169,21 @@ def _representatives(
 
 def _members_by_criterion(space: Space) -> list[Member]:
     """List members of a space that differ in one key of the selection criterion."""
-    first = ends(space)[0]
-    members = [first]
+    members = [member_with(space, {})]
     for key, values in space.items():
         if key.startswith(_CRITERION_KEYS):
-            if isinstance(values, Range):
-                choices: Sequence[Any] = [end[key] for end in ends({key: values})]
-            else:
-                choices = values
-            members += [{**first, key: value} for value in choices]
+            choices = ends_of(values) if isinstance(values, Range) else values
+            members += [member_with(space, {key: value}) for value in choices]
     return members
 
 
 def _members_by_choice(space: Space) -> Iterator[Member]:
     """Yield one member for each choice of each training setting in a space."""
-    first = {
-        key: values.low if isinstance(values, Range) else values[0] for key, values in space.items()
-    }
-    for key, values in space.items():
-        if key.startswith("train.") and not isinstance(values, Range):
-            yield from ({**first, key: value} for value in values)
+    lists = {key: values for key, values in space.items() if not isinstance(values, Range)}
+    first = {key: values[0] for key, values in lists.items()}
+    for key, values in lists.items():
+        if key.startswith("train."):
+            yield from (member_with(space, {key: value}, preferred=first) for value in values)
 
 
 def proposed_network(spec: Spec, index: int, number: int, member: Member) -> NetworkSpec:
@@ -249,10 +264,10 @@ def _draws(entry: ModelEntry, seed: int) -> list[dict[str, Any]]:
     if entry.space is not None:
         return ends(entry.space)
     choices = entry.grid or {}
-    size = math.prod(map(len, choices.values()))
+    size = size_of(choices)
     if size > MAX_NETWORKS:
         raise UserError(
-            f"the grid has {pluralize(size, 'member')}; an entry may have at most "
+            f"the grid has {pluralize(int(size), 'member')}; an entry may have at most "
             f"{MAX_NETWORKS} networks"
         )
     return grid(choices)

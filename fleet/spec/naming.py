@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fleet.errors import UserError
+from fleet.spec.dimensions import Member, key_of_value
 from fleet.spec.old_keys import values_with_new_names
-from fleet.spec.space import Member, key_of_value
 
 DrawnValues: TypeAlias = Mapping[str, Any]  # name of a network of a run -> its drawn values
 

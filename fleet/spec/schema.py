@@ -19,12 +19,14 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from fleet.plugins import find_policy
 from fleet.spec import fields as kinds
 from fleet.spec.data import Data, EntryData
+from fleet.spec.dimensions import Space
 from fleet.spec.engines import ENGINES, EngineInfo, find_engine
+from fleet.spec.enumeration import size_of
 from fleet.spec.model import Architecture
 from fleet.spec.origin import Origin, is_below, key_path
 from fleet.spec.search import Prune, Search
 from fleet.spec.section import plain, section
-from fleet.spec.space import Grid, Space, holds, size_of
+from fleet.spec.space import holds
 from fleet.spec.train import Train
 from scheduler.base import MAX_SLOTS, Options
 from scheduler.ensemble.policies import POLICIES, SETTINGS, Policy, default_policy
@@ -70,14 +72,15 @@ class ModelEntry:
     space: Space | None = None
     """Parameters to draw at random, or to be proposed by `search`: for an argument, or for a
     setting like train.optimizer.learning_rate, a list of values or a range {low, high, log,
-    integer}. If one key is below another one, such as train.optimizer.momentum below
+    integer, step, prior, when}. A parameter may be used under conditions only: {choices: [...],
+    when: {KEY: VALUE}}. If one key is below another one, such as train.optimizer.momentum below
     train.optimizer, the deeper key wins, and no value of the other key may set the same setting.
     """
     search: Search | None = None
     """Instead of `count`: a sampler that proposes networks from `space` during the run."""
-    grid: Grid | None = None
+    grid: Space | None = None
     """Parameters whose combinations are all trained: for an argument, or for a setting like
-    train.batch.size, a list of values.
+    train.batch.size, a list of values, or as in `space` what has finitely many.
     """
     gpus: kinds.Positive | tuple[kinds.Positive, kinds.Positive] | None = None
     """Number of GPUs for the network, or [min, max]. Default: from 1 to as many as make it faster.

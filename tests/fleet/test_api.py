@@ -10,7 +10,7 @@ from fleet import api
 from fleet.api import Document, ModelEntry, Optimizer, Train, load, mpirun, run, write_spec
 from fleet.domain.events import LaunchEnded
 from fleet.errors import ExitStatus, InfrastructureError, SpecError, UserError
-from fleet.spec.space import Range
+from fleet.spec.dimensions import Range
 from fleet.storage.event_log import EventLog
 from fleet.storage.paths import RunPaths
 from tests.refusals import refused

@@ -15,8 +15,8 @@ from fleet.search.controller import SearchController, make_controller
 from fleet.search.entries import Entry
 from fleet.search.pruning import make_pruner
 from fleet.search.searcher import Verdict
+from fleet.spec.dimensions import Range
 from fleet.spec.search import Prune
-from fleet.spec.space import Range
 from scheduler.base import Member, Round
 from tests.fleet.control.driver import ControllerDriver, layout
 from tests.fleet.histories import history, record

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fleet.export.tracked_run import TrackedEpoch, TrackedNetwork, TrackedObjective, TrackedRun
-from fleet.spec.space import Range
+from fleet.spec.dimensions import Range
 from fleet.storage.results import Status
 from tests.fleet.runtime.test_searching import ENTRY, Run
 

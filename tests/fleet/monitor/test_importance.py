@@ -7,7 +7,7 @@ import pytest
 
 from fleet.monitor.importance import MIN_NETWORKS, importance_of
 from fleet.monitor.search_summary import SearchReport, SearchTrial
-from fleet.spec.space import Range
+from fleet.spec.dimensions import Range
 from fleet.storage.results import Status
 
 SPACE = {

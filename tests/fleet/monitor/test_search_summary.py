@@ -26,8 +26,8 @@ from fleet.monitor.search_summary import (
     rungs_table,
 )
 from fleet.spec import load
+from fleet.spec.dimensions import Range
 from fleet.spec.entries import proposed_network
-from fleet.spec.space import Range
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status
 from tests.fleet.histories import results_of

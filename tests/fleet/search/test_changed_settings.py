@@ -13,7 +13,7 @@ from fleet.search.calls import AddPriorTrial, Ask, Tell
 from fleet.search.changed_settings import describe_start
 from fleet.search.entries import Entry
 from fleet.search.searcher import RandomSearcher, TrialOutcome
-from fleet.spec.space import Range
+from fleet.spec.dimensions import Range
 from tests.examples import examples
 from tests.fleet.search.launches import LEARNING_RATE, Disk, Killed, Launch, search_of
 from tests.fleet.search.searchers import Careful

@@ -16,8 +16,8 @@ from fleet.search.entries import Entry
 from fleet.search.pruning import make_pruner
 from fleet.search.searcher import TrialOutcome, Verdict
 from fleet.spec import Stopping
+from fleet.spec.dimensions import Range
 from fleet.spec.search import Budget, Prune
-from fleet.spec.space import Range
 from tests.examples import examples
 from tests.fleet.search.launches import LEARNING_RATE, Disk, Launch, record, run_killed, search_of
 from tests.fleet.search.searchers import Scripted

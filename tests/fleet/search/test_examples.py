@@ -10,8 +10,9 @@ from fleet.domain.events import NetworkVerdict
 from fleet.search.calls import AddPriorTrial
 from fleet.search.searcher import TrialOutcome
 from fleet.spec import parse
+from fleet.spec.dimensions import Range
 from fleet.spec.entries import proposed_network
-from fleet.spec.space import Range, ends
+from fleet.spec.enumeration import ends
 from tests.fleet.search.launches import LEARNING_RATE, Launch, run_killed, search_of
 from tests.places import ROOT
 

@@ -7,8 +7,8 @@ import pytest
 
 from fleet.search.calls import AddPriorTrial
 from fleet.search.searcher import TrialOutcome
+from fleet.spec.dimensions import Range
 from fleet.spec.search import Prune
-from fleet.spec.space import Range
 from tests.fleet.search.launches import LEARNING_RATE, Launch, run_killed, search_of
 
 pytest.importorskip("optuna")

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from fleet.errors import UserError
 from fleet.search.calls import Ask, make_call
 from fleet.search.searcher import ResumesTrials, Verdict, make_searcher
-from fleet.spec.space import Range, draw, grid, member_of
+from fleet.spec.dimensions import Range
+from fleet.spec.drawing import draw
+from fleet.spec.enumeration import grid
+from fleet.spec.space import member_of
 from tests.refusals import refused
 
 SPACE = {

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fleet.search.searcher import make_searcher
-from fleet.spec.space import Range
+from fleet.spec.dimensions import Range
 
 pytest.importorskip("skopt")
 

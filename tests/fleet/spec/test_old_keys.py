@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from fleet.domain.events import CommandReceived, NetworkAdded, SearcherStarted
 from fleet.errors import SpecError
 from fleet.spec import dump, load, parse
+from fleet.spec.dimensions import Range
+from fleet.spec.drawing import draw
 from fleet.spec.naming import names_in
 from fleet.spec.old_keys import RENAMED_KEYS, oldest_name
 from fleet.spec.resolve import with_entry
 from fleet.spec.search import PruningRule, find_rule
-from fleet.spec.space import Range, draw
 from tests.places import ROOT
 from tests.refusals import refused
 

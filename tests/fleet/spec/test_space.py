@@ -9,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import UserError
+from fleet.spec.dimensions import Range
+from fleet.spec.drawing import draw
+from fleet.spec.enumeration import grid
 from fleet.spec.model import Architecture
-from fleet.spec.space import Range, contradictions, draw, grid, member_of, override, space_of
+from fleet.spec.space import contradictions, member_of, override, space_of
 from tests.examples import examples
 from tests.places import ROOT
 from tests.refusals import refused
@@ -117,7 +120,7 @@ def test_range_at_is_uniform():
         ([], "at least 1 item"),
         (3, "valid tuple"),
         ({"low": 1}, "width: Field required"),
-        ({"low": 1, "high": 2, "step": 1}, "width: Unexpected keyword argument"),
+        ({"low": 1, "high": 2, "steps": 1}, "width: Unexpected keyword argument"),
         ({"low": 2, "high": 1}, "must be below"),
         ({"low": 1.0, "high": 1.0 + 1e-12}, "must be below"),
         ({"low": 0, "high": 1, "log": True}, "must start above 0"),
