@@ -8,7 +8,7 @@ from fleet.domain.events import NetworkAdded, SearcherCalled, SearcherStarted
 from fleet.domain.run import RunState
 from fleet.search.calls import Tell, as_call, as_event, make_call
 from fleet.search.entries import Entry
-from fleet.spec.space import Range
+from fleet.spec.dimensions import Range
 from tests.fleet.search.launches import Launch, run_killed, search_of
 from tests.fleet.search.searchers import Careful
 
