@@ -23,9 +23,9 @@ from fleet.search.entries import Entry
 from fleet.search.pruning import make_pruner
 from fleet.search.searcher import Searcher, TrialOutcome, Verdict
 from fleet.spec import Stopping
+from fleet.spec.dimensions import Member, Range, Space
 from fleet.spec.search import Prune, find_rule
 from fleet.spec.search import Search as Settings
-from fleet.spec.dimensions import Member, Range, Space
 
 RANGES: Space = {
     name: Range(low, high, log=name != "depth", integer=name != "learning_rate")

@@ -18,8 +18,8 @@ from search_files import Task, TaskResult, read_tasks, simulate_task
 from search_programs import FleetSearch, ListSearcher, OptunaSearch
 from versus import install_ray
 
-from fleet.spec.search import RULES, Prune
 from fleet.spec.dimensions import Range
+from fleet.spec.search import RULES, Prune
 
 FOLDER = Path(__file__).parent
 HINDSIGHT = "in hindsight"
