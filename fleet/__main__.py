@@ -40,7 +40,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "check the environment; start it with mpirun, as you start the run",
         ),
     },
-    "Run (start it with mpirun -n N python -m fleet.run SPEC)": {
+    "Run (on a cluster, start it with mpirun -n N python -m fleet.run SPEC)": {
+        "run": ("fleet.commands.run", "train the networks of a spec on this machine"),
         "add": ("fleet.commands.live.add", "add networks to a running run"),
         "stop": ("fleet.commands.live.network_command", "stop a network of a running run"),
         "pause": ("fleet.commands.live.network_command", "pause a network of a running run"),

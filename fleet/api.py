@@ -13,12 +13,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from fleet import local_launch
 from fleet.errors import (
     EXPLAINED,
     ExitStatus,
@@ -28,11 +28,11 @@ from fleet.errors import (
     UserError,
 )
 from fleet.live_run import Report, Running
+from fleet.local_launch import mpirun
 from fleet.monitor.run_history import NetworkEpoch, read_history
 from fleet.monitor.view import NotebookView
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
 from fleet.predictor import Predictor
-from fleet.run import parse_arguments
 from fleet.runtime.warm_start import read_prior_trials as read_earlier
 from fleet.search.calls import AddPriorTrial
 from fleet.spec import (
@@ -57,7 +57,7 @@ from fleet.storage.event_log import first_line, launch_status, log_position
 from fleet.storage.files import atomic_write
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status, read_results
-from launch.mpirun_messages import PATIENCE_S, run_quietly, start
+from launch.mpirun_messages import PATIENCE_S, start
 from launch.stale_files import remove_leftovers
 
 __all__ = [
@@ -138,35 +138,6 @@ def read_known(
     return read_earlier(run, space_of(space), ((monitor, mode),))[0]
 
 
-def mpirun(ranks: int, survive: bool = False) -> list[str]:
-    """Return the command that starts Python processes on this machine, on any number of cores.
-
-    Args:
-        ranks: number of processes.
-        survive: whether the launch continues if trainers die.
-
-    Raises:
-        InfrastructureError: mpirun is not installed.
-    """
-    local_mpirun = Path(sys.executable).with_name("mpirun")
-    program = str(local_mpirun) if local_mpirun.exists() else shutil.which("mpirun")
-    if program is None:
-        raise InfrastructureError(
-            "mpirun was not found: activate the environment, or load an MPI module"
-        )
-    option = ["--with-ft", "ulfm"] if survive else []
-    return [
-        program,
-        "-n",
-        str(ranks),
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-        *option,
-        sys.executable,
-    ]
-
-
 def run(
     spec: str | Path,
     ranks: int,
@@ -198,12 +169,8 @@ def run(
         InfrastructureError: the launch failed; the report was printed.
         KeyboardInterrupt: the user pressed Ctrl-C twice, or before the launch had begun.
     """
-    events = _events(spec, arguments)
-    before = log_position(events)
-    ended = run_quietly(
-        _command(spec, ranks, arguments, launcher), EXPLAINED, log, _environment(environment)
-    )
-    return _status(spec, ended, events, before)
+    status, ended = local_launch.run([str(spec), *arguments], ranks, launcher, log, environment)
+    return _checked_status(spec, status, ended)
 
 
 def launch(
@@ -229,16 +196,16 @@ def launch(
     Raises:
         SpecError: the spec is invalid.
     """
-    events = _events(spec, arguments)
+    events = local_launch.event_log([str(spec), *arguments])
     before = log_position(events)
     stale = first_line(events) if "--fresh" in arguments else b""
     in_notebook = log is None and NotebookView.is_notebook()
     out = open(os.devnull, "w") if in_notebook else log  # noqa: SIM115 (open until the launch ends)
     process, output_thread = start(
-        _command(spec, ranks, arguments, launcher),
+        local_launch.command([str(spec), *arguments], ranks, launcher),
         EXPLAINED,
         out,
-        _environment(environment),
+        local_launch.environment(environment),
         _to_cell if in_notebook else lambda text: None,
     )
 
@@ -247,7 +214,7 @@ def launch(
         if in_notebook and out is not None:
             out.close()
         remove_leftovers()
-        return _status(spec, status, events, before)
+        return _checked_status(spec, launch_status(status, events, before), status)
 
     running = Running(process, RunPaths(load(spec).output), 0 if stale else before[1], end, stale)
     if in_notebook:
@@ -260,31 +227,17 @@ def _to_cell(text: bytes) -> None:
     sys.stderr.write(text.decode(errors="replace"))
 
 
-def _command(
-    spec: str | Path, ranks: int, arguments: Sequence[str], launcher: Sequence[str] | None
-) -> list[str]:
-    return [
-        *(mpirun(ranks) if launcher is None else launcher),
-        "-m",
-        "fleet.run",
-        str(spec),
-        *arguments,
-    ]
+def _checked_status(spec: str | Path, status: int, ended: int) -> ExitStatus:
+    """Return the status of a launch that has trained networks, or can be resumed.
 
-
-def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the environment with further variables, and with permission to run MPI as root."""
-    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return {**allowed, **os.environ, **(more or {})}
-
-
-def _status(spec: str | Path, ended: int, events: Path, before: tuple[int, int]) -> ExitStatus:
-    """Return how a launch ended.
+    Args:
+        spec: the spec file.
+        status: status of the launch.
+        ended: status of its launcher.
 
     Raises:
         UserError, InfrastructureError: see :func:`run`.
     """
-    status = launch_status(ended, events, before)
     if status == ExitStatus.BAD_INPUT:
         raise UserError(f"{spec} cannot be run")
     if status not in (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE):
@@ -294,11 +247,3 @@ def _status(spec: str | Path, ended: int, events: Path, before: tuple[int, int])
             how = "was killed, perhaps with its node; run it again to resume it"
         raise InfrastructureError(f"the run of {spec} {how}")
     return ExitStatus(status)
-
-
-def _events(spec: str | Path, arguments: Sequence[str]) -> Path:
-    """Return the event log of a launch with these arguments."""
-    request = parse_arguments([str(spec), *arguments])
-    if request.replay is not None and request.only is not None:
-        return RunPaths(RunPaths(Path(request.replay)).replay(request.only)).events
-    return RunPaths(load(spec).output).events

@@ -6,6 +6,7 @@ both; then each rank starts its role.
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import logging
 import os
@@ -60,18 +61,8 @@ FORMER_OPTIONS = {"--beside-others": "--share-run", "--idle": "--idle-timeout"}
 _JOIN_S = 0.5  # for threads that end by themselves
 
 
-def parse_arguments(argv: Sequence[str] | None = None) -> Request:
-    """Read the command line; ``--help`` prints it and exits.
-
-    Raises:
-        UserError: the command line is wrong.
-    """
-    parser = Parser(
-        prog="python -m fleet.run",
-        allow_abbrev=False,
-        description="Train the ensemble of a spec: mpirun -n N python -m fleet.run SPEC. "
-        "The same command resumes a run that was interrupted.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of a launch."""
     parser.add_argument("spec", help="the YAML file")
     parser.add_argument(
         "--fresh",
@@ -109,6 +100,21 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
         help="with --share-run: exit after this time without a network to train (default: "
         f"{format_duration(IDLE_S)})",
     )
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> Request:
+    """Read the command line; ``--help`` prints it and exits.
+
+    Raises:
+        UserError: the command line is wrong.
+    """
+    parser = Parser(
+        prog="python -m fleet.run",
+        allow_abbrev=False,
+        description="Train the ensemble of a spec: mpirun -n N python -m fleet.run SPEC. "
+        "The same command resumes a run that was interrupted.",
+    )
+    add_arguments(parser)
     words = sys.argv[1:] if argv is None else argv
     arguments = parser.parse_args(with_current_names("fleet", words, FORMER_OPTIONS))
     if arguments.idle_timeout is not None and not arguments.shares_run:

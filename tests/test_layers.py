@@ -145,8 +145,11 @@ MAY_IMPORT = {
     "fleet.run": f"fleet.arguments fleet.batch_systems {_RUN}",
     "fleet.predictor": f"fleet.prediction fleet.engines {_COMM}",
     "fleet.live_run": _RUN,
-    "fleet.api": f"fleet.predictor fleet.live_run fleet.run fleet.arguments {_RUN}",
-    "fleet.commands": "fleet.api fleet.live_run fleet.predictor fleet.run fleet.arguments "
+    "fleet.local_launch": f"fleet.run fleet.batch_systems {_STORAGE}",
+    "fleet.api": "fleet.predictor fleet.live_run fleet.local_launch fleet.run fleet.arguments "
+    f"{_RUN}",
+    "fleet.commands": "fleet.api fleet.live_run fleet.local_launch fleet.predictor fleet.run "
+    "fleet.arguments "
     f"fleet.checks {_RUN} "
     "scheduler.simulation",
     "fleet.companions": "fleet.commands fleet.live_run fleet.run fleet.arguments "

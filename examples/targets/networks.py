@@ -7,13 +7,6 @@ import keras
 from keras import layers
 
 
-def mlp(input_shape, outputs, width=32):
-    """Build a model of values, or of a logit per class, from the features of a table."""
-    features = keras.Input(input_shape)
-    hidden = layers.Dense(width, activation="relu")(features)
-    return keras.Model(features, layers.Dense(outputs)(hidden))
-
-
 def painter(input_shape, classes, width=16):
     """Build a model with a logit per class and pixel, of increasingly dilated convolutions."""
     image = keras.Input(input_shape)

@@ -238,7 +238,7 @@ ENGINES: dict[str, EngineInfo] = {
             ".torch.engine:TorchEngine",
             "PyTorch, which trains plain modules",
             had_keras_optimizers=True,
-            families=frozenset({"cnn", "densenet", "resnet", "softmax"}),
+            families=frozenset({"cnn", "densenet", "mlp", "resnet", "softmax"}),
             applications="",
             uses_gpus=True,
             outputs_first=True,

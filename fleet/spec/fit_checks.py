@@ -168,7 +168,7 @@ def _misfits(
             ("models", network.entry),
             f"{network.architecture.target} takes images (height, width, "
             f"channels), not samples of {sample.input}",
-            "the family softmax, or your own function (build:)",
+            "the family mlp, or your own function (build:)",
         )
         return
     if network.architecture.kind == "family" and spec.engine.learns:

@@ -92,7 +92,8 @@ def count_parameters(settings: model.Settings, input_shape: Shape, classes: int)
 
     Args:
         settings: the settings of a family.
-        input_shape: height, width (pixels) and channels of an image; any shape for ``softmax``.
+        input_shape: height, width (pixels) and channels of an image; any shape for ``mlp`` and
+            ``softmax``.
         classes: number of classes.
 
     Returns:
@@ -194,6 +195,8 @@ def layers_of(
         return *_densenet(settings, input_shape), last
     if isinstance(settings, model.CNN):
         return *_cnn(settings), last
+    if isinstance(settings, model.MLP):
+        return *_mlp(settings), last
     if is_mask:
         return (last,)
     return (Layer("flatten", "flatten"), last)
@@ -272,12 +275,23 @@ def _cnn(settings: model.CNN) -> Iterator[Layer]:
             Layer("max_pool", f"stage{stage}_pool", side=2, stride=2, pad=0),
         )
     yield Layer("flatten", "flatten")
-    for number, units in enumerate(settings.dense):
-        yield from (
-            Layer("dense", f"dense{number}", units),
-            Layer("relu", f"dense{number}_relu"),
-            *_dropout(f"dense{number}_dropout", settings.dropout),
-        )
+    yield from _dense(settings.dense, settings.dropout)
+
+
+def _mlp(settings: model.MLP) -> Iterator[Layer]:
+    yield Layer("flatten", "flatten")
+    yield from _dense(settings.hidden, settings.dropout, settings.norm == "batch")
+
+
+def _dense(sizes: Sequence[int], dropout: float, is_normalized: bool = False) -> Iterator[Layer]:
+    """Yield hidden layers of these numbers of units."""
+    for number, units in enumerate(sizes):
+        name = f"dense{number}"
+        yield Layer("dense", name, units)
+        if is_normalized:
+            yield Layer("norm", f"{name}_norm")
+        yield Layer("relu", f"{name}_relu")
+        yield from _dropout(f"{name}_dropout", dropout)
 
 
 def _stem(

@@ -6,7 +6,7 @@ TensorFlow. :mod:`fleet.engines.keras.models` builds the layers.
 
 The families are the residual networks of He et al. (Deep Residual Learning for Image Recognition,
 CVPR 2016), the dense networks of Huang et al. (Densely Connected Convolutional Networks, CVPR
-2017), a plain convolutional network, and softmax regression as a baseline.
+2017), a plain convolutional network, a multilayer perceptron, and softmax regression as a baseline.
 """
 
 from __future__ import annotations
@@ -110,17 +110,30 @@ class CNN:
 
 
 @section
+class MLP:
+    """A multilayer perceptron, for rows of a table and other arrays of any shape."""
+
+    hidden: Counts = (64, 64)
+    """Number of units of each hidden layer."""
+    norm: Norm = "none"
+    """Batch normalization after every hidden layer, or none."""
+    dropout: Dropout = 0.0
+    """Dropout rate after each hidden layer."""
+
+
+@section
 class Softmax:
-    """Multinomial logistic regression on the pixels, as a baseline."""
+    """Multinomial logistic regression on all numbers of a sample, as a baseline."""
 
 
-Settings = ResNet | DenseNet | CNN | Softmax
+Settings = ResNet | DenseNet | CNN | MLP | Softmax
 # The shape of a sample; of several inputs, their shapes by name.
 InputShape = tuple[int, ...] | dict[str, tuple[int, ...]]
 FAMILIES: dict[str, type[Settings]] = {
     "resnet": ResNet,
     "densenet": DenseNet,
     "cnn": CNN,
+    "mlp": MLP,
     "softmax": Softmax,
 }
 
@@ -412,18 +425,19 @@ def check_input(settings: Settings, input_shape: tuple[int, ...]) -> None:
 
     Args:
         settings: the settings of a family.
-        input_shape: height, width (pixels) and channels of an image; any shape for ``softmax``.
+        input_shape: height, width (pixels) and channels of an image; any shape for ``mlp`` and
+            ``softmax``.
 
     Raises:
         UserError: the samples are not images, or too small for the network.
     """
-    if isinstance(settings, Softmax):
+    if isinstance(settings, MLP | Softmax):
         return
     if len(input_shape) != 3:
         shape = ", ".join(map(str, input_shape))
         raise UserError(
             f"{type(settings).__name__.lower()} takes images (height, width, channels), not "
-            f"samples of shape ({shape}); use the family softmax, or your own function (build:)"
+            f"samples of shape ({shape}); use the family mlp, or your own function (build:)"
         )
     if isinstance(settings, ResNet):  # strided convolutions round up: one pixel stays one
         return

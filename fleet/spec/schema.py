@@ -125,8 +125,8 @@ class ModelEntry:
     def _check_combinations(self) -> ModelEntry:
         if (self.family is None) == (self.build is None):
             raise ValueError(
-                "needs exactly one of `family:` (resnet, densenet, cnn, a keras.applications name) "
-                "and `build: module:function`"
+                "needs exactly one of `family:` (resnet, densenet, cnn, mlp, a keras.applications "
+                "name) and `build: module:function`"
             )
         if self.output is not None and self.build is None:
             raise ValueError("`output:` goes with `build:`; families have one output")

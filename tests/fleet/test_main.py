@@ -11,7 +11,8 @@ from fleet.__main__ import COMMANDS, FORMER_NAMES, GROUPS, HIDDEN, main, make_pa
 from fleet.arguments import with_current_names
 from fleet.run import parse_arguments
 
-PRINTS_NO_TABLE = {"schema", "stop", "pause", "resume"}  # schema always prints JSON
+# schema always prints JSON, and run what the launch prints
+PRINTS_NO_TABLE = {"run", "schema", "stop", "pause", "resume"}
 FORMER_OPTIONS = [
     (name, *options)
     for name, (module, _) in COMMANDS.items()

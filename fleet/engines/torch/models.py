@@ -414,12 +414,18 @@ def _dense(layer: Layer, shape: Shape) -> nn.Module:
     return _initialized(nn.Linear(shape[0], layer.outputs), layer.start)
 
 
+def _norm(_: Layer, shape: Shape) -> nn.Module:
+    if len(shape) == 1:
+        return nn.BatchNorm1d(shape[0], eps=_EPSILON)
+    return nn.BatchNorm2d(shape[2], eps=_EPSILON)
+
+
 _MODULES: dict[str, Callable[[Layer, Shape], nn.Module]] = {
     "conv": _conv,
     "dense": _dense,
     "add": _Add,
     "concat": _Concat,
-    "norm": lambda _, shape: nn.BatchNorm2d(shape[2], eps=_EPSILON),
+    "norm": _norm,
     "relu": lambda *_: nn.ReLU(),
     "max_pool": lambda layer, _: nn.MaxPool2d(layer.side, layer.stride, layer.pad or 0),
     "mean_pool": lambda layer, _: nn.AvgPool2d(layer.side, layer.stride),

@@ -37,6 +37,13 @@ def test_count_parameters_of_a_cnn():
     assert count_parameters(settings, (5, 5, 1), classes=3) == 40 + 16 + 136 + 27
 
 
+def test_count_parameters_of_an_mlp():
+    # 6 -> 4 with bias: 28, normalization 16; 4 -> 2: 10, normalization 8; 2 -> 3: 9
+    settings = kinds.MLP(hidden=(4, 2), norm="batch")
+    assert count_parameters(settings, (6,), classes=3) == 28 + 16 + 10 + 8 + 9
+    assert count_parameters(settings, (2, 3), classes=3) == 28 + 16 + 10 + 8 + 9
+
+
 def test_count_parameters_of_small_resnets():
     # 3x3 stem 1 -> 2: 20; two convolutions 2 -> 2: 2 * 38; classifier 2 -> 3: 9
     settings = kinds.ResNet(blocks=(1,), width=2, norm="none")
@@ -70,6 +77,7 @@ def test_check_input_refuses_too_small_images(settings, side, smallest):
         ("densenet", {"stem": "huge"}, "stem"),
         ("cnn", {"dropout": 1.0}, "dropout"),
         ("cnn", {"width": 4}, "width"),
+        ("mlp", {"hidden": []}, "hidden"),
         ("softmax", {"width": 4}, "width"),
     ],
 )

@@ -158,6 +158,8 @@ SMALL = [
     ),
     ("cnn", {"filters": [4, 8], "dense": [16, 8], "dropout": 0.5}),
     ("cnn", {"filters": [4], "dense": [], "kernel": 5, "norm": "none"}),
+    ("mlp", {"hidden": [8, 4], "norm": "batch", "dropout": 0.2}),
+    ("mlp", {}),
     ("softmax", {}),
 ]
 

