@@ -33,6 +33,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Prepare a run": {
         "check": ("fleet.commands.check", "check a spec and list its networks"),
         "schema": ("fleet.commands.schema", "print the JSON Schema of a spec, for editors"),
+        "import": (
+            "fleet.commands.import_sweep",
+            "write the spec of a search of W&B, Optuna, Determined or Keras Tuner",
+        ),
         "convert": ("fleet.commands.convert", "write a data set into one HDF5 file"),
         "dry-run": ("fleet.commands.dry_run", "run a spec on this machine with emulated training"),
         "doctor": (

@@ -139,6 +139,7 @@ MAY_IMPORT = {
     "fleet.control": f"fleet.search fleet.stream {_COMM}",
     "fleet.monitor": f"fleet.prediction {_STORAGE} scheduler.simulation",
     "fleet.export": f"fleet.monitor fleet.prediction {_STORAGE}",
+    "fleet.sweeps": _STORAGE,
     "fleet.runtime": f"fleet.hooks fleet.export {_RUNTIME}",
     "fleet.batch_systems": _STORAGE,
     "fleet.checks": f"fleet.engines {_STORAGE}",
@@ -150,7 +151,7 @@ MAY_IMPORT = {
     f"{_RUN}",
     "fleet.commands": "fleet.api fleet.live_run fleet.local_launch fleet.predictor fleet.run "
     "fleet.arguments "
-    f"fleet.checks {_RUN} "
+    f"fleet.checks fleet.sweeps {_RUN} "
     "scheduler.simulation",
     "fleet.companions": "fleet.commands fleet.live_run fleet.run fleet.arguments "
     "fleet.batch_systems "

@@ -7,7 +7,7 @@ changed, so a study is written again if a network has trained further, or has be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -51,7 +51,7 @@ def write(run: TrackedRun, path: Path) -> None:
         }
         if trials:
             first = next(network for network in run.networks if network.entry == entry)
-            _write(storage, run, entry, list(map(_direction, first.objectives)), trials)
+            _write(storage, run, entry, first.objectives, trials)
 
 
 def _direction(objective: TrackedObjective) -> StudyDirection:
@@ -70,14 +70,16 @@ def _write(
     storage: BaseStorage,
     run: TrackedRun,
     entry: str,
-    directions: list[StudyDirection],
+    objectives: Sequence[TrackedObjective],
     trials: Mapping[str, FrozenTrial],
 ) -> None:
     name = _name(storage, run, entry)
+    directions = list(map(_direction, objectives))
     study = _resumable_study(storage, name, directions, trials)
     if study is None:
         study = optuna.create_study(storage=storage, study_name=name, directions=directions)
         study.set_user_attr("run", run.key)
+        study.set_user_attr("objectives", [objective.name for objective in objectives])
     existing = _trials(study)
     for network, trial in trials.items():
         if network not in existing:

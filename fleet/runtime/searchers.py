@@ -22,7 +22,7 @@ from fleet.control.effects import SearcherAnswered, SearcherCallFailed
 from fleet.domain.events import EarlierRunRead, SearcherCalled, SearcherStarted
 from fleet.domain.run import RunSearch, RunState
 from fleet.errors import SpecError, UserError
-from fleet.runtime.warm_start import read_earlier_run
+from fleet.runtime.warm_start import locate, read_earlier_run
 from fleet.search.calls import AddPriorTrial, Call, make_call, replay
 from fleet.search.changed_settings import describe_start
 from fleet.search.entries import Entry, entries_of
@@ -89,7 +89,8 @@ def start_searches(extremes: Spec, run: RunState) -> dict[str, StartedSearch]:
                         f"{source} is the folder of this run, whose trials the search uses anyway; "
                         "remove it"
                     )
-                trials, read = read_earlier_run(entry, source, search, accepts_trials)
+                located = locate(source, extremes.origin.file)
+                trials, read = read_earlier_run(entry, source, search, accepts_trials, located)
             prior_trials += trials
             if read is not None:
                 first_events.append(read)

@@ -1,11 +1,14 @@
-"""Trials of earlier runs for the searcher of a new run."""
+"""Trials of earlier runs, or of other tools, for the searcher of a new run."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from fleet.domain.events import EarlierRunRead
 from fleet.domain.network import EpochRecord, best_of
@@ -27,6 +30,9 @@ from fleet.storage.results import (
     read_results,
     without_fold_means,
 )
+from fleet.storage.trials_file import FileTrial, read_trials_file, results_for, values_of
+
+T = TypeVar("T")
 
 # Their values are those of :class:`fleet.search.searcher.TrialOutcome`.
 _ENDED = (Status.FINISHED, Status.PRUNED, Status.FAILED)
@@ -41,7 +47,7 @@ def read_prior_trials(
     """Read the trials of a run that fit a search space.
 
     Args:
-        run: the folder of the run.
+        run: the folder of the run, or a file of trials (:mod:`fleet.storage.trials_file`).
         space: the search space.
         objectives: (name, ``maximize`` or ``minimize``) of each objective, the monitored quantity
             first.
@@ -54,22 +60,85 @@ def read_prior_trials(
     Raises:
         UserError: the run does not exist or cannot be read.
     """
+    if Path(run).is_file():
+        return _of_file(Path(run), space, objectives, constraints)
     rows = without_fold_means(read_results(run))
     state = read_run_state(RunPaths(Path(run)))
-    trials = list[AddPriorTrial]()
-    left_out = Counter[str]()
 
     def number_of(row: NetworkResult) -> int:
         return state.networks[row.name].number if row.name in state.networks else -1
 
-    for row in sorted(rows, key=number_of):
+    return _collect(
+        lambda row: _make_prior_trial(row, space, objectives, constraints, state, str(run)),
+        sorted(rows, key=number_of),
+    )
+
+
+def _collect(
+    make: Callable[[T], AddPriorTrial], items: Iterable[T]
+) -> tuple[list[AddPriorTrial], dict[str, int]]:
+    """Make prior trials, and count the reasons why some cannot be made."""
+    trials = list[AddPriorTrial]()
+    left_out = Counter[str]()
+    for item in items:
         try:
-            trials.append(_make_prior_trial(row, space, objectives, constraints, state, str(run)))
+            trials.append(make(item))
         except UserError as error:
             # One reason for all values of a key.
             key, _, value = str(error).partition(": ")
             left_out[f"{key} is outside of the space" if value else key] += 1
     return trials, dict(left_out)
+
+
+def _of_file(
+    path: Path,
+    space: Space,
+    objectives: Sequence[tuple[str, str]],
+    constraints: Sequence[Constraint],
+) -> tuple[list[AddPriorTrial], dict[str, int]]:
+    """Read the trials of a file that fit a search space; see :func:`read_prior_trials`.
+
+    The file does not name its constraints. They count as those of the search if there are as many.
+    """
+    content = read_trials_file(path)
+
+    def make(trial: FileTrial) -> AddPriorTrial:
+        member = member_of(space, values_of(trial))
+        results = results_for(content, trial, objectives)
+        if len(trial.violations) == len(constraints):
+            violations = trial.violations
+        else:
+            violations = (math.nan,) * len(constraints)
+        return AddPriorTrial(
+            0,
+            member,
+            trial.curve,
+            trial.outcome,
+            _value(results, trial.outcome == Status.FAILED, objectives),
+            trial.name,
+            str(path),
+            violations,
+        )
+
+    return _collect(make, content.trials)
+
+
+def _value(
+    values: tuple[float, ...], is_failed: bool, objectives: Sequence[tuple[str, str]]
+) -> float | tuple[float, ...] | None:
+    """Return the value of a trial as a searcher takes it.
+
+    Raises:
+        UserError: a trial that has not failed lacks the monitored value.
+    """
+    is_valued = math.isfinite(values[0])
+    if not is_valued and not is_failed:
+        raise UserError(f"without {objectives[0][0]}")
+    if len(objectives) > 1:
+        return values
+    if is_valued:
+        return values[0]
+    return None
 
 
 def _make_prior_trial(
@@ -83,37 +152,45 @@ def _make_prior_trial(
     if row.status not in _ENDED:
         raise UserError("not ended yet")
     member = member_of(space, row.drawn)
-    (monitor, mode), *secondary = objectives
+    monitor, mode = objectives[0]
     network = state.networks.get(row.name)
     history: tuple[EpochRecord, ...] = () if network is None else network.status.history
     stopping = Stopping(monitor=monitor, direction="max" if mode == "maximize" else "min")
     record = best_of(history, stopping).record
     facts = network_facts(row, state)
     values = objective_values([name for name, _ in objectives], record, facts)
-    is_valued = math.isfinite(values[0])
-    if not is_valued and row.status is not Status.FAILED:
-        raise UserError(f"without {monitor}")
+    value = _value(values, row.status is Status.FAILED, objectives)
     curve = tuple(epoch.value(monitor) for epoch in history)
-    if secondary:
-        value: float | tuple[float, ...] | None = values
-    elif is_valued:
-        value = values[0]
-    else:
-        value = None
     violations = violations_of(constraints, record, facts)
     return AddPriorTrial(0, member, curve, row.status.value, value, row.name, run, violations)
 
 
+def locate(source: str, spec_file: str) -> str:
+    """Return the path of an earlier run, or of a file of trials, as a spec names it.
+
+    A relative path is relative to the current folder, or if nothing is there, to that of the spec.
+
+    Args:
+        source: the path in the spec.
+        spec_file: the path of the spec.
+    """
+    beside_spec = Path(spec_file).parent / source
+    if not os.path.exists(source) and beside_spec.exists():
+        return str(beside_spec)
+    return source
+
+
 def read_earlier_run(
-    entry: Entry, run: str, search: RunSearch, accepts_trials: bool
+    entry: Entry, run: str, search: RunSearch, accepts_trials: bool, path: str | None = None
 ) -> tuple[list[AddPriorTrial], EarlierRunRead | None]:
     """Read prior trials that a searcher has not received, and the event to log about them.
 
     Args:
         entry: the entry of the search.
-        run: the folder of the earlier run.
+        run: the earlier run, or the file of trials, as the spec names it.
         search: the calls that the searcher received in earlier launches of the present run.
         accepts_trials: whether the searcher accepts prior trials.
+        path: its path, if that differs.
 
     Raises:
         UserError: the run cannot be read, and no earlier launch has read it.
@@ -123,7 +200,10 @@ def read_earlier_run(
     if read is not None and received >= read.told:
         return [], None
     try:
-        trials, left_out = read_prior_trials(run, entry.space, entry.objectives, entry.constraints)
+        trials, left_out = read_prior_trials(
+            path or run, entry.space, entry.objectives, entry.constraints
+        )
+        trials = [replace(trial, source=run) for trial in trials]
     except UserError:
         if run in search.read:  # its trials are in the log
             return [], None

@@ -131,8 +131,9 @@ class Search:
     gp, nsgaii and your own class with a parameter `violations` of `tell` avoid such networks.
     """
     warm_start: tuple[str, ...] = ()
-    """Folders of earlier runs. Before its first proposal the sampler receives their results whose
-    values lie in the space.
+    """Folders of earlier runs, and files of trials that `fleet import` wrote. Before its first
+    proposal the sampler receives their results whose values lie in the space. A relative path is
+    relative to the current folder or, if nothing is there, to the folder of the spec.
     """
     options: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the sampler, by name. For a sampler of Optuna also `pruner` and

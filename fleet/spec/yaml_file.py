@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,13 @@ def dump(document: Document, of_run: bool = False) -> str:
         of_run: whether a run stores it; it then contains the key ``defaults``.
     """
     version = {"defaults": document.defaults} if of_run else {}
+    return dump_plain({**version, **plain(document)})
+
+
+def dump_plain(content: Mapping[str, Any]) -> str:
+    """Return mappings, lists, text and numbers as the YAML of a spec."""
     return yaml.dump(
-        {**version, **plain(document)},
+        content,
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,
