@@ -79,8 +79,8 @@ class Searches:
             The epochs of each network to its next rung or its end; and the networks that have
             passed a rung and are neither ended nor paused.
         """
-        pruner = self.controller.pruner
-        if pruner.expected(1) is None:
+        next_rung = self.controller.next_rung
+        if self.controller.pruner.expected(1) is None:
             return self._epochs_to_rung, self._survivors
         changed = self._launch.run.changes.since(self._version)
         self._version = self._launch.run.changes.version
@@ -88,9 +88,9 @@ class Searches:
             max_epochs = self._networks.specs[name].train.stopping.max_epochs
             done = len(self._networks.history(name))
             self._epochs_to_rung[name] = max(
-                1, min(max_epochs, pruner.next_rung(name, done) or max_epochs) - done
+                1, min(max_epochs, next_rung(name, done) or max_epochs) - done
             )
-            survives = done >= (pruner.next_rung(name, 0) or max_epochs) and not (
+            survives = done >= (next_rung(name, 0) or max_epochs) and not (
                 self._networks.is_over(name) or self._networks.is_paused(name)
             )
             (self._survivors.add if survives else self._survivors.discard)(name)
@@ -151,7 +151,11 @@ class Searches:
         self._has_input = True
         self._in_validation.discard(name)
         self._launch.changes.add(admitted)
-        self.controller.admit(name, admitted.network.train.stopping)
+        self.controller.admit(
+            name,
+            admitted.network.train.stopping,
+            admitted.network.stem if admitted.network.repeat is not None else "",
+        )
         if admitted.added.wrong:
             self.fail(name, admitted.added.wrong)
 
@@ -178,7 +182,8 @@ class Searches:
 
     def decide(self) -> bool:
         """Carry out the decisions of searches; return True if the plan may change."""
-        if not self._has_input and not self.controller.verdicts.unreported:
+        is_waiting = self.controller.verdicts.unreported or self.controller.trials.awaited
+        if not self._has_input and not is_waiting:
             return False
         self._has_input = False
         training = self._launch.groups.names

@@ -50,10 +50,10 @@ def _rebuild(spec: Spec, index: int, added: NetworkAdded) -> NetworkSpec:
     try:
         if not added.wrong:
             return replace(
-                proposed_network(spec, index, added.number, dict(added.values)),
+                proposed_network(spec, index, added.number, dict(added.values), added.repeat),
                 parent=added.parent,
                 parent_epoch=added.parent_epoch,
             )
     except UserError:  # the spec is another one by now
         pass
-    return invalid_network(spec, index, added.number, dict(added.values))
+    return invalid_network(spec, index, added.number, dict(added.values), added.repeat)

@@ -128,7 +128,7 @@ class RunReport:
     @property
     def counts(self) -> dict[str, int]:
         """The numbers of all, finished, and failed networks."""
-        networks = table.without_fold_means(self.rows)
+        networks = table.without_means(self.rows)
         return {
             "networks": len(networks),
             "finished": sum(row.status is table.Status.FINISHED for row in networks),
@@ -142,8 +142,8 @@ class RunReport:
             "ensembles": self.ensembles,
             "cache": self.run.cache,
             "supply": self.supply,
-            # Rows may be means of folds, which do not count as networks.
-            "counts": self.counts if any(row.folds for row in self.rows) else None,
+            # Rows may be means of folds or repeats, which do not count as networks.
+            "counts": self.counts if any(row.is_mean for row in self.rows) else None,
             "data_changes": self.run.data_changes,
             "data_now": self.data_now,
             "searches": [search.as_dict() for search in self.searches],
@@ -190,11 +190,11 @@ def best_rows(rows: Sequence[table.NetworkResult]) -> tuple[list[str], list[list
     """
     headers, lines = leaderboard.leaderboard(rows)
     notes = []
-    omitted = table.without_fold_means(rows[MAX_ROWS:])
+    omitted = table.without_means(rows[MAX_ROWS:])
     counts = Counter(str(row.status) for row in omitted)
     if counts:
         left_out = ", ".join(f"{number} {status}" for status, number in counts.items())
-        total = len(table.without_fold_means(rows))
+        total = len(table.without_means(rows))
         notes.append(
             f"These are the best {total - len(omitted)} of {total} networks. See results.csv for "
             f"all; not shown: {left_out}."

@@ -21,7 +21,7 @@ from fleet.spec.hyperparameters import flatten
 from fleet.spec.search import Search
 from fleet.spec.train import Stopping
 from fleet.storage.leaderboard import short_names
-from fleet.storage.results import NetworkResult, Status, network_facts, without_fold_means
+from fleet.storage.results import NetworkResult, Status, network_facts, without_means
 from fleet.terminal import brief
 from fleet.units import listed
 from launch.errors import pluralize
@@ -227,7 +227,7 @@ def make_rung_reports(run: RunState, rows: Sequence[NetworkResult]) -> tuple[Run
         for name in run.verdicts["pause"]
         if name in named and named[name].status is Status.PAUSED
     }
-    networks = without_fold_means(rows)
+    networks = without_means(rows)
     return tuple(
         RungReport(
             epochs,

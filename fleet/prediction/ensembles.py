@@ -18,6 +18,7 @@ from fleet.errors import UserError
 from fleet.prediction.saved_predictions import Predictions, concatenate, read_predictions
 from fleet.prediction.scores import Scores, Truth, quick_score, score
 from fleet.spec import Spec
+from fleet.spec.naming import configuration_name
 from fleet.storage.csv_records import csv_cell
 from fleet.storage.files import atomic_write
 from fleet.storage.paths import PARTS, RunPaths
@@ -87,7 +88,7 @@ def find_joinable(spec: Spec, rows: Sequence[NetworkResult]) -> tuple[str, list[
         """Return the input pipeline of a network; of a trial, the pipeline of its search."""
         if row.name in feeds:
             return feeds[row.name]
-        return searched.get(row.name.rpartition("-")[0], "")
+        return searched.get(configuration_name(row.name).rpartition("-")[0], "")
 
     key = feed(rows[0]) if rows else ""
     return key, make_candidates([row for row in rows if feed(row) == key])
@@ -122,9 +123,16 @@ class Candidate:
 
 
 def make_candidates(rows: Sequence[NetworkResult]) -> list[Candidate]:
-    """Return the networks of a results table, best first, with folds grouped."""
+    """Return the networks of a results table, best first, with folds grouped.
+
+    Repeats are networks of their own, ordered by their means.
+    """
     remaining = iter(rows)
-    return [Candidate(row, tuple(islice(remaining, row.folds)) or (row,)) for row in remaining]
+    return [
+        Candidate(row, tuple(islice(remaining, row.folds)) or (row,))
+        for row in remaining
+        if not row.repeats
+    ]
 
 
 def select_top(candidates: Sequence[Candidate], count: int) -> dict[str, int]:

@@ -92,10 +92,12 @@ class Admission:
         spec = self._launch.spec
         wrong = add.wrong
         index = next(index for index, entry in spec.searches.items() if entry.stem == add.entry)
-        network = invalid_network(spec, index, add.number, add.values)
+        network = invalid_network(spec, index, add.number, add.values, add.repeat)
         if not wrong:
             try:
-                trial = self._check(proposed_network(spec, index, add.number, add.values))
+                trial = self._check(
+                    proposed_network(spec, index, add.number, add.values, add.repeat)
+                )
                 if add.parent:
                     epoch = copy_parent(
                         self._launch.paths,
@@ -263,6 +265,7 @@ class Admission:
             parent,
             network.parent_epoch,
             wrong,
+            network.repeat,
         )
         rates = self._rates
         rates.add_keys(network)

@@ -28,7 +28,7 @@ from fleet.storage.results import (
     Status,
     network_facts,
     read_results,
-    without_fold_means,
+    without_means,
 )
 from fleet.storage.trials_file import FileTrial, read_trials_file, results_for, values_of
 
@@ -62,7 +62,7 @@ def read_prior_trials(
     """
     if Path(run).is_file():
         return _of_file(Path(run), space, objectives, constraints)
-    rows = without_fold_means(read_results(run))
+    rows = without_means(read_results(run))
     state = read_run_state(RunPaths(Path(run)))
 
     def number_of(row: NetworkResult) -> int:

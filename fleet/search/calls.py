@@ -30,11 +30,16 @@ class Ask:
 
 @dataclass(frozen=True)
 class Report:
-    """A network has ended an epoch with this value."""
+    """A network has ended an epoch with this value.
+
+    If it is repeated, all its repeats have ended the epoch: the value is their mean, with its
+    standard deviation as ``spread``.
+    """
 
     number: int
     epoch: int
     value: float
+    spread: float | None = None
 
 
 @dataclass(frozen=True)
@@ -42,13 +47,15 @@ class Tell:
     """A network is ``finished``, ``pruned`` or ``failed``, with its best value if any.
 
     With several objectives there is a value for each, NaN if unknown. With constraints there is
-    the violation of each: at most 0 if it is met, NaN if it is unknown.
+    the violation of each: at most 0 if it is met, NaN if it is unknown. Of repeats, value and
+    violations are means, and ``spread`` is the standard deviation of the value.
     """
 
     number: int
     outcome: str
     value: float | tuple[float, ...] | None
     violations: tuple[float, ...] = ()
+    spread: float | tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,8 @@ class AddPriorTrial:
             earlier run.
         values: values by the keys of the space.
         curve: the monitored value of each of its epochs.
-        outcome, value, violations: how it ended, as in :class:`Tell`; empty if it has not ended.
+        outcome, value, violations, spread: how it ended, as in :class:`Tell`; empty if it has not
+            ended.
         name: name of the network.
         source: the earlier run.
     """
@@ -78,6 +86,7 @@ class AddPriorTrial:
     name: str = ""
     source: str = ""
     violations: tuple[float, ...] = ()
+    spread: float | tuple[float, ...] | None = None
 
 
 Call: TypeAlias = Ask | Report | Tell | Resume | AddPriorTrial
@@ -102,8 +111,8 @@ def _answer(searcher: Searcher, call: Call) -> Any:
     match call:
         case Ask(number):
             return _values(searcher.ask(number))
-        case Report(number, epoch, value):
-            return _verdict(searcher.report(number, epoch, value))
+        case Report():
+            return _verdict(_report(searcher, call))
         case Tell():
             _tell(searcher, call)
             return None
@@ -124,7 +133,12 @@ def _pass_prior_trial(searcher: Any, trial: AddPriorTrial) -> None:
         _tell(searcher, trial)
 
 
-_OPTIONAL = ("violations",)  # arguments of ``tell`` that a searcher need not take
+def _report(searcher: Searcher, call: Report) -> Any:
+    optional = {"spread": call.spread} if takes(searcher.report, "spread") else {}
+    return searcher.report(call.number, call.epoch, call.value, **optional)
+
+
+_OPTIONAL = ("violations", "spread")  # arguments of ``tell`` that a searcher need not take
 
 
 def _tell(searcher: Any, call: Tell | AddPriorTrial) -> None:
@@ -231,7 +245,9 @@ _WORDS: Mapping[type[Call], str] = {
 }
 
 
-def as_event(entry: str, call: Call, answer: Any, network: str, wrong: str = "") -> SearcherCalled:
+def as_event(
+    entry: str, call: Call, answer: Any, network: str, wrong: str = "", repeats: int = 1
+) -> SearcherCalled:
     """Return the event of a call and its answer.
 
     Args:
@@ -240,8 +256,14 @@ def as_event(entry: str, call: Call, answer: Any, network: str, wrong: str = "")
         answer: the answer, as JSON.
         network: its name, if there is one.
         wrong: what is wrong with the values of an ask.
+        repeats: number of networks with the values of an ask.
     """
-    content = vars(call) | {"answer": answer, "network": network, "wrong": wrong}
+    content = vars(call) | {
+        "answer": answer,
+        "network": network,
+        "wrong": wrong,
+        "repeats": repeats,
+    }
     if isinstance(call, AddPriorTrial):
         content |= {"answer": dict(content.pop("values")), "network": content.pop("name")}
     elif isinstance(call, Tell):

@@ -55,6 +55,7 @@ def _settings(entry: Entry) -> dict[str, Any]:
             "options": settings.options,
             "objectives": entry.objectives,
             "max_trials": settings.max_trials,
+            **({"repeats": settings.repeats} if settings.repeats > 1 else {}),
             "budget": plain(settings.budget),
         }
     )

@@ -23,7 +23,7 @@ from fleet.search.pruning import Pruner, make_pruner
 from fleet.search.restoring import Restoration
 from fleet.search.rungs import natural_key
 from fleet.search.sampling import Sampling
-from fleet.search.searcher import ResumesTrials, Searcher, TrialOutcome, Verdict
+from fleet.search.searcher import ResumesTrials, Searcher, TrialOutcome, Verdict, may_judge
 from fleet.search.trials import Trial, Trials
 from fleet.search.verdicts import SEARCHER, Verdicts
 from fleet.spec import Spec, Stopping
@@ -42,6 +42,7 @@ class SearchController:
         trainers: number of trainers.
         obeys: whether answers of searchers to reports have an effect.
         stopping: network -> its stopping rule, also of proposed networks of earlier launches.
+        configurations: network -> the configuration that it repeats, of those with repeats.
 
     Attributes:
         trials: what searches remember of each network.
@@ -60,8 +61,10 @@ class SearchController:
         trainers: int,
         obeys: bool = True,
         stopping: Mapping[str, Stopping] | None = None,
+        configurations: Mapping[str, str] | None = None,
     ) -> None:
         stopping = stopping or {}
+        configurations = configurations or {}
         self._run = run
         self._decided: list[Decision] = []
         self.pruner = pruner
@@ -78,7 +81,7 @@ class SearchController:
         self.verdicts = Verdicts(self.trials, self.sampling, self._decided, pruner, rule)
         self.is_open = False
         for name in networks:
-            self.admit(name, stopping.get(name, Stopping()))
+            self.admit(name, stopping.get(name, Stopping()), configurations.get(name, ""))
 
     @property
     def is_over(self) -> bool:
@@ -90,10 +93,14 @@ class SearchController:
         """The trials that may still come, for estimates of the time left."""
         sampling = self.sampling
         return RemainingWork(
-            self.pruner.next_rung,
+            self.next_rung,
             self.pruner.expected,
             tuple(map(sampling.expected_trials, sampling.entries)),
         )
+
+    def next_rung(self, name: str, epochs: int) -> int | None:
+        """Return the epochs at the next rung of a network; None without rungs."""
+        return self.pruner.next_rung(self.trials.configuration_name(name), epochs)
 
     # ---- inputs ----
 
@@ -115,17 +122,21 @@ class SearchController:
             record: the epoch.
             is_done: whether there is nothing left to train.
         """
-        trial = self.trials[name]
-        if self.verdicts.add_epoch(trial, record, is_done) and not is_done:
-            self.verdicts.judge(trial)
+        self.verdicts.end_epoch(self.trials[name], record, is_done)
 
     def end_network(self, name: str, outcome: TrialOutcome) -> None:
         """Record that a network has finished or failed."""
         self.verdicts.end(self.trials[name], outcome)
 
-    def admit(self, name: str, stopping: Stopping) -> None:
-        """Add a network, or the stopping rule of one that a searcher has proposed."""
-        trial = self.trials.get(name) or Trial(name)
+    def admit(self, name: str, stopping: Stopping, configuration: str = "") -> None:
+        """Add a network, or the stopping rule of one that a searcher has proposed.
+
+        Args:
+            name: name of the network.
+            stopping: its stopping rule.
+            configuration: name of the configuration that it repeats, if it has repeats.
+        """
+        trial = self.trials.get(name) or Trial(name, configuration=configuration)
         trial.stopping = stopping
         self.trials.index(trial)
 
@@ -155,18 +166,23 @@ class SearchController:
             case AddNetwork() if follows.wrong:
                 self.end_network(network, TrialOutcome.FAILED)
             case Verdict():
-                trial = self.trials[network]
-                if trial.awaits_answer and not self.sampling.is_awaited(trial):
-                    self.verdicts.judge(trial)
+                configuration = self.trials.configurations[network]
+                is_held = any(trial.awaits_answer for trial in configuration.trials.values())
+                if is_held and not self.sampling.is_awaited(configuration):
+                    self.verdicts.judge(configuration)
             case int():
-                self.verdicts.resume(network, SEARCHER)
+                self.verdicts.resume_all(self.trials.configurations[network], SEARCHER)
 
     def fail_searcher(self, entry: str, reason: str) -> None:
         """Stop calling a searcher that raised, timed out or gave an invalid answer."""
         self.sampling.fail(entry, reason)
-        for name in sorted(self.trials.awaited, key=natural_key):
-            if self.trials[name].entry == entry:
-                self.verdicts.judge(self.trials[name])
+        awaiting = self.trials.configurations_of(
+            name for name in self.trials.awaited if self.trials[name].awaits_answer
+        )
+        for name in sorted(awaiting, key=natural_key):
+            configuration = self.trials.configurations[name]
+            if configuration.entry == entry:
+                self.verdicts.judge(configuration)
 
     # ---- decide ----
 
@@ -178,9 +194,11 @@ class SearchController:
             busy: networks of which another epoch may arrive, even if they were pruned.
         """
         sampling = self.sampling
+        training = frozenset(training)
         if sampling.entries:
             sampling.training = Counter(self.trials[name].entry for name in training)
         self.verdicts.report_pruned(busy)
+        self.verdicts.pause_waiting(training)
         self.verdicts.promote()
         sampling.consult()
         while (
@@ -221,6 +239,7 @@ def make_controller(
         replace(
             entry,
             resumes=isinstance(searchers[entry.name], ResumesTrials),
+            judges=may_judge(searchers[entry.name]),
             prior_trials=tuple((earlier or {}).get(entry.name, ())),
         )
         for entry in entries_of(ends).values()
@@ -235,4 +254,7 @@ def make_controller(
         trainers,
         obeys=find_rule(prune.rule).obeys,
         stopping={network.name: network.train.stopping for network in spec.networks},
+        configurations={
+            network.name: network.stem for network in spec.networks if network.repeat is not None
+        },
     )

@@ -23,10 +23,11 @@ class AddNetwork:
     """Add a network that was proposed.
 
     Attributes:
-        number: within its entry.
+        number: within its entry; repeats have the same.
         values: values by the keys of the space; the raw answer if something is wrong with it.
         parent: the network from whose weights it starts, if any.
         wrong: what is wrong with the answer; then the network has failed.
+        repeat: which repeat it is, counted from 0; None without repeats.
     """
 
     network: str
@@ -35,6 +36,7 @@ class AddNetwork:
     values: Member
     parent: str | None = None
     wrong: str = ""
+    repeat: int | None = None
 
 
 Decision: TypeAlias = Event | CallSearcher | AddNetwork  # an event is logged

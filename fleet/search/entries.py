@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from fleet.search.calls import AddPriorTrial
@@ -23,6 +23,7 @@ class Entry:
         space: space of its parameters.
         stopping: the stopping rule of its networks, unless their values say otherwise.
         resumes: whether its searcher can resume paused networks.
+        judges: whether its searcher may pause or prune networks.
         prior_trials: results of earlier runs that it receives.
     """
 
@@ -31,6 +32,7 @@ class Entry:
     space: Space
     stopping: Stopping = field(default_factory=Stopping)
     resumes: bool = False
+    judges: bool = True
     prior_trials: tuple[AddPriorTrial, ...] = ()
 
     @property
@@ -56,8 +58,8 @@ class Entry:
             return modes
         return modes[0]
 
-    def network_name(self, number: int) -> str:
-        """Return the name of one of its networks."""
+    def configuration_name(self, number: int) -> str:
+        """Return the name of the network that a number stands for, or of all its repeats."""
         return f"{self.name}-{number}"
 
 
@@ -69,7 +71,12 @@ def entries_of(ends: Spec) -> dict[int, Entry]:
     """
     first = {network.entry: network for network in reversed(ends.networks)}
     return {
-        index: Entry(entry.stem, entry.search, entry.space or {}, first[index].train.stopping)
+        index: Entry(
+            entry.stem,
+            replace(entry.search, repeats=entry.networks_per_trial),
+            entry.space or {},
+            first[index].train.stopping,
+        )
         for index, entry in ends.searches.items()
         if entry.search is not None and index in first
     }

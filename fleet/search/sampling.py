@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fleet.domain.events import SearcherFailed
+from fleet.domain.events.search import REPEATS
 from fleet.domain.network import EpochRecord
 from fleet.domain.objectives import objective_values, violations_of
 from fleet.domain.remaining_work import ExpectedTrials
@@ -18,9 +19,10 @@ from fleet.search.decisions import AddNetwork, CallSearcher, Decision
 from fleet.search.entries import Entry
 from fleet.search.searcher import TrialOutcome, Verdict
 from fleet.search.session import AnswerEffect, SearcherSession
-from fleet.search.trials import Trial, Trials
+from fleet.search.trials import Configuration, EpochValue, Trial, Trials, mean_of, spread_of
 from fleet.spec import Stopping
 from fleet.spec.enumeration import size_of
+from fleet.spec.naming import network_name
 
 
 class Sampling:
@@ -83,12 +85,18 @@ class Sampling:
 
     def wants(self, entry: str) -> bool:
         """Return True if one more network of an entry should be alive."""
+        if self.is_spent(entry):
+            return False
+        alive = self._trials.alive_configurations(entry)
         setting = self.entries[entry].settings.max_concurrent
-        if setting == "auto":
-            max_alive = max(self._trainers, self.training.get(entry, 0) + 2)
-        else:
-            max_alive = setting
-        return not self.is_spent(entry) and len(self._trials.alive[entry]) < max_alive
+        if setting != "auto":
+            return len(alive) < setting
+        active = sum(
+            not trial.has_ended
+            for name in alive
+            for trial in self._trials.configurations[name].trials.values()
+        )
+        return active < max(self._trainers, self.training.get(entry, 0) + 2)
 
     def expected_trials(self, entry: str) -> ExpectedTrials:
         """Return the trials that an entry may still propose, with their epochs."""
@@ -97,7 +105,8 @@ class Sampling:
         networks = 0.0
         epochs = 0.0
         if not (session.is_closed or self.is_spent(entry)):
-            networks = min(settings.limit, size_of(self.entries[entry].space)) - session.number
+            trials = min(settings.limit, size_of(self.entries[entry].space)) - session.number
+            networks = trials * settings.repeats
             budget = settings.budget
             trained = self._epochs[entry]
             epochs = math.inf
@@ -108,39 +117,75 @@ class Sampling:
         return ExpectedTrials(
             max(0, networks),
             epochs,
-            math.inf if settings.max_concurrent == "auto" else settings.max_concurrent,
+            math.inf
+            if settings.max_concurrent == "auto"
+            else settings.max_concurrent * settings.repeats,
             {
-                trial.name: None if trial.is_alive else trial.epochs
+                trial.name: trial.epochs if trial.has_ended or trial.paused_by - {REPEATS} else None
                 for trial in self._trials.values()
                 if trial.entry == entry
             },
         )
 
+    def may_propose(self, entry: str, unreported: Iterable[str]) -> bool:
+        """Return True if an entry may still propose a network, now or after another report.
+
+        Args:
+            entry: name of the entry.
+            unreported: networks that will be reported to their searchers.
+        """
+        session = self.sessions[entry]
+        if session.is_closed or self.is_spent(entry):
+            return False
+        return (
+            session.may_ask
+            or bool(self._trials.alive[entry])
+            or any(self._trials[name].entry == entry for name in unreported)
+        )
+
     # ---- reports ----
 
-    def report(self, trial: Trial, record: EpochRecord) -> None:
-        """Report an epoch of a network to its searcher, if it has one."""
+    def add_epoch(self, trial: Trial, record: EpochRecord) -> None:
+        """Count an epoch of a network against the budget of its entry."""
         if trial.entry:
             self._epochs[trial.entry] += 1
             self._gpu_s[trial.entry] += record.gpus * record.seconds
-            value = record.value(trial.stopping.metric)
-            self.sessions[trial.entry].report(trial.number, record.epoch, value)
 
-    def tell(self, trial: Trial, outcome: TrialOutcome) -> None:
-        """Tell the searcher of a network, if it has one, how it has ended."""
-        if trial.entry:
-            self.sessions[trial.entry].tell(trial.number, outcome)
+    def report(self, configuration: Configuration, epochs: Sequence[EpochValue]) -> None:
+        """Report the newest epoch of a configuration to its searcher, if it has one.
 
-    def is_awaited(self, trial: Trial) -> bool:
-        """Return True if the searcher of a network has yet to answer about it."""
-        return bool(trial.entry) and self.sessions[trial.entry].awaits(trial.number)
+        Args:
+            configuration: the configuration.
+            epochs: this epoch of each of its networks that counts.
+        """
+        if configuration.entry:
+            values = [epoch.value for epoch in epochs]
+            self.sessions[configuration.entry].report(
+                configuration.number, configuration.epochs, mean_of(values), spread_of(values)
+            )
 
-    def verdict_on(self, trial: Trial) -> Verdict:
-        """Return the verdict of a searcher on the newest epoch of a network."""
-        if not (trial.entry and self._obeys):
+    def tell(self, configuration: Configuration, outcome: TrialOutcome) -> None:
+        """Tell the searcher of a configuration, if it has one, how it has ended."""
+        if configuration.entry:
+            self.sessions[configuration.entry].tell(configuration.number, outcome)
+
+    def is_awaited(self, configuration: Configuration) -> bool:
+        """Return True if the searcher of a configuration has yet to answer about it."""
+        entry = configuration.entry
+        return bool(entry) and self.sessions[entry].awaits(configuration.number)
+
+    def verdict_on(self, configuration: Configuration) -> Verdict:
+        """Return the verdict of a searcher on the newest epoch of a configuration."""
+        if not (configuration.entry and self._obeys):
             return Verdict.GO_ON
-        verdicts = self.sessions[trial.entry].verdicts
-        return verdicts.get((trial.number, trial.epochs), Verdict.GO_ON)
+        verdicts = self.sessions[configuration.entry].verdicts
+        return verdicts.get((configuration.number, configuration.epochs), Verdict.GO_ON)
+
+    def may_judge(self, entry: str) -> bool:
+        """Return True if the searcher of an entry may pause or prune networks."""
+        if not (entry and self._obeys) or self.sessions[entry].failure:
+            return False
+        return self.entries[entry].judges
 
     # ---- calls ----
 
@@ -172,18 +217,35 @@ class Sampling:
                 return
 
     def _with_values(self, entry: Entry, call: Tell | AddPriorTrial) -> Tell | AddPriorTrial:
-        """Add the values of the objectives, and the violations of constraints, to a call."""
-        trial = self._trials[entry.network_name(call.number)]
+        """Add the values of the objectives, and the violations of constraints, to a call.
+
+        Of repeats they are means.
+        """
+        configuration = self._trials.configurations[entry.configuration_name(call.number)]
         names = [name for name, _ in entry.objectives]
-        constraints = entry.constraints
-        if len(names) == 1 and not constraints:
-            return replace(call, value=trial.value)
-        facts = self._facts(trial)
-        best = trial.best.record
-        value: float | tuple[float, ...] | None = trial.value
+        value: float | tuple[float, ...] | None
+        spread: float | tuple[float, ...] | None
+        if len(names) == 1:
+            mean = mean_of(configuration.values)
+            value = None if math.isnan(mean) else mean
+            spread = spread_of(configuration.values)
+            if not entry.constraints:
+                return replace(call, value=value, spread=spread)
+        counted = [(trial.best.record, self._facts(trial)) for trial in configuration.counted]
         if len(names) > 1:
-            value = objective_values(names, best, facts)
-        return replace(call, value=value, violations=violations_of(constraints, best, facts))
+            values = [objective_values(names, best, facts) for best, facts in counted]
+            value = tuple(map(mean_of, zip(*values, strict=True)))
+            spread = None
+            if configuration.has_repeats:
+                spreads = map(spread_of, zip(*values, strict=True))
+                spread = tuple(math.nan if number is None else number for number in spreads)
+        violations = [violations_of(entry.constraints, best, facts) for best, facts in counted]
+        return replace(
+            call,
+            value=value,
+            spread=spread,
+            violations=tuple(map(mean_of, zip(*violations, strict=True))),
+        )
 
     def _facts(self, trial: Trial) -> dict[str, float | None]:
         """Return values of a network that do not depend on its epochs' metrics."""
@@ -206,21 +268,44 @@ class Sampling:
         session = self.sessions[entry]
         follows = session.handle_answer(call, answer)
         about = answer if isinstance(call, Resume) else call.number
-        network = self.entries[entry].network_name(about) if about in session.proposals else ""
-        wrong = follows.wrong if isinstance(follows, AddNetwork) else ""
-        self._decided.append(as_event(entry, call, answer, network, wrong))
+        network = (
+            self.entries[entry].configuration_name(about) if about in session.proposals else ""
+        )
+        wrong = ""
+        repeats = 1
         if isinstance(follows, AddNetwork):
-            self.add(follows)
+            wrong = follows.wrong
+            repeats = 1 if wrong else self.entries[entry].settings.repeats
+        self._decided.append(as_event(entry, call, answer, network, wrong, repeats))
+        if isinstance(follows, AddNetwork):
+            self.add(follows, repeats)
         return follows, network
 
-    def add(self, proposal: AddNetwork) -> Trial:
-        """Add a network that was proposed."""
-        name = proposal.network
-        stopping = self._stopping.get(name, self.entries[proposal.entry].stopping)
-        trial = Trial(name, proposal.entry, proposal.number, stopping)
-        self._trials.index(trial)
-        self._decided.append(proposal)
-        return trial
+    def add(self, proposal: AddNetwork, repeats: int) -> None:
+        """Add the networks of a configuration that was proposed.
+
+        Args:
+            proposal: the proposal, with the name of the configuration, and of its parent.
+            repeats: number of networks.
+        """
+        configuration = proposal.network
+        parents = []
+        if proposal.parent is not None:
+            parents = list(self._trials.configurations[proposal.parent].counted)
+        for repeat in range(repeats):
+            name = network_name(configuration, repeat if repeats > 1 else None)
+            stopping = self._stopping.get(name, self.entries[proposal.entry].stopping)
+            self._trials.index(
+                Trial(name, proposal.entry, proposal.number, stopping, configuration)
+            )
+            self._decided.append(
+                replace(
+                    proposal,
+                    network=name,
+                    repeat=repeat if repeats > 1 else None,
+                    parent=parents[repeat % len(parents)].name if parents else None,
+                )
+            )
 
     def fail(self, entry: str, reason: str) -> None:
         """Stop calling a searcher."""

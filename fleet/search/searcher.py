@@ -73,6 +73,10 @@ class Searcher(Protocol):
     def report(self, number: int, epoch: int, value: float) -> str:
         """Judge a network that has ended an epoch.
 
+        With ``repeats`` it is called once all repeats have ended the epoch, with their mean. A
+        method with a parameter ``spread`` also receives their standard deviation, as does ``tell``:
+        None for fewer than two finite values.
+
         Args:
             number: number of the network.
             epoch: counted from 1.
@@ -185,6 +189,11 @@ class GridSearcher(_SpaceSearcher):
 
 
 SEARCHERS = {"random": RandomSearcher, "grid": GridSearcher}
+
+
+def may_judge(searcher: Searcher) -> bool:
+    """Return True if a searcher may pause or prune networks."""
+    return not isinstance(searcher, _SpaceSearcher)
 
 
 def make_searcher(

@@ -85,9 +85,9 @@ class SearcherSession:
 
     # ---- calls ----
 
-    def report(self, number: int, epoch: int, value: float) -> None:
+    def report(self, number: int, epoch: int, value: float, spread: float | None = None) -> None:
         """Queue the report of an epoch, unless it was made; infinite values become NaN."""
-        call = Report(number, epoch, value if math.isfinite(value) else math.nan)
+        call = Report(number, epoch, value if math.isfinite(value) else math.nan, spread)
         is_known = (
             (number, epoch) in self.verdicts
             or number in self._outcomes
@@ -149,8 +149,9 @@ class SearcherSession:
                 tuple(curves[number]),
                 tell.outcome,
                 tell.value,
-                self._entry.network_name(number),
+                self._entry.configuration_name(number),
                 violations=tell.violations,
+                spread=tell.spread,
             )
             self._pending[_key(call)] = call
 
@@ -201,7 +202,7 @@ class SearcherSession:
         match call:
             case Ask(number):
                 return self._take_ask(number, answer, recalled)
-            case Report(number, epoch, _):
+            case Report(number, epoch):
                 self._allow_asking()
                 self.verdicts[number, epoch] = verdict = Verdict(answer)
                 if verdict is Verdict.PAUSE:
@@ -277,7 +278,7 @@ class SearcherSession:
     def _propose(
         self, number: int, values: Member, parent: int | None = None, wrong: str = ""
     ) -> AddNetwork:
-        name_of = self._entry.network_name
+        name_of = self._entry.configuration_name
         parent_name = None if parent is None else name_of(parent)
         return AddNetwork(name_of(number), self._entry.name, number, values, parent_name, wrong)
 

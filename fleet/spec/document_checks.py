@@ -160,6 +160,12 @@ def _search_problems(document: Document, content: Mapping[str, Any]) -> Iterator
     """Yield mistakes of searches that involve several keys."""
     stems: dict[str, int] = {}
     for index, entry in enumerate(document.models):
+        if document.data.folds is not None and entry.networks_per_trial > 1:
+            yield (
+                ("models", index, "repeats"),
+                "repeats and folds cannot be combined",
+                "leave `repeats` or `data.folds` out",
+            )
         if entry.search is None:
             continue
         path = ("models", index, "search")

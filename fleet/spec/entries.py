@@ -26,7 +26,7 @@ from fleet.spec.model import (
     check_import,
     check_target,
 )
-from fleet.spec.naming import check_name, names_of
+from fleet.spec.naming import check_name, names_of, network_name
 from fleet.spec.origin import key_path
 from fleet.spec.schema import MAX_NETWORKS, Document, ModelEntry, NetworkSpec, Spec
 from fleet.spec.space import override
@@ -107,15 +107,22 @@ def networks_of(
     # Each entry draws from its own stream: adding an entry does not change the networks of others.
     seed = document.seed + 7919 * (index if position is None else position)
     draws = attempt(problems, _draws, entry, seed) or []
+    if len(draws) * entry.networks_per_trial > MAX_NETWORKS:
+        count = pluralize(len(draws) * entry.networks_per_trial, "network")
+        problems.append(
+            (("repeats",), f"{count} of the entry", f"an entry may have at most {MAX_NETWORKS}")
+        )
+        return [], problems
     names = attempt(problems, _names, entry, draws, spec.existing) or []
     for name, drawn in zip(names, draws, strict=False):
         train = attempt(problems, _train, document, entry, drawn, engine)
         architecture = attempt(problems, _architecture, entry, drawn, engine)
         if train is None or architecture is None:
             break  # the other draws probably have the same problem
-        network = _network(spec, index, name, train, architecture, drawn)
-        if document.data.folds is None:
-            networks.append(network)
+        for repeat in _repeats(entry):
+            network = _network(spec, index, name, train, architecture, drawn, repeat=repeat)
+            if document.data.folds is None:
+                networks.append(network)
         for fold in range(document.data.folds or 0):
             fold_name = f"{name}-fold{fold}"
             seed = _seed_of(document, fold_name)
@@ -186,7 +193,16 @@ def _members_by_choice(space: Space) -> Iterator[Member]:
             yield from (member_with(space, {key: value}, preferred=first) for value in values)
 
 
-def proposed_network(spec: Spec, index: int, number: int, member: Member) -> NetworkSpec:
+def _repeats(entry: ModelEntry) -> Sequence[int | None]:
+    """Return the numbers of the repeats of each network of an entry; None without repeats."""
+    if entry.networks_per_trial == 1:
+        return [None]
+    return range(entry.networks_per_trial)
+
+
+def proposed_network(
+    spec: Spec, index: int, number: int, member: Member, repeat: int | None = None
+) -> NetworkSpec:
     """Return the network for the values that a searcher proposed.
 
     Args:
@@ -195,6 +211,7 @@ def proposed_network(spec: Spec, index: int, number: int, member: Member) -> Net
         number: number of the trial within the entry; it is part of the network's name, without
             leading zeros.
         member: a member of the entry's space.
+        repeat: which repeat of the trial it is; None without repeats.
 
     Raises:
         UserError: the network cannot be built or trained with these values; the message names them
@@ -213,14 +230,18 @@ def proposed_network(spec: Spec, index: int, number: int, member: Member) -> Net
                 for path, wrong, right in error.problems
             )
         ) from None
-    return _network(spec, index, name, train, architecture, member, number)
+    return _network(spec, index, name, train, architecture, member, number, repeat)
 
 
-def invalid_network(spec: Spec, index: int, number: int, values: Member) -> NetworkSpec:
+def invalid_network(
+    spec: Spec, index: int, number: int, values: Member, repeat: int | None = None
+) -> NetworkSpec:
     """Return the placeholder of a proposal that cannot be trained."""
     document = spec.document
     name = f"{document.models[index].stem}-{number}"
-    return _network(spec, index, name, document.train, Architecture("softmax"), values, number)
+    return _network(
+        spec, index, name, document.train, Architecture("softmax"), values, number, repeat
+    )
 
 
 def placeholder_for(network: NetworkSpec, spec: Spec) -> NetworkSpec:
@@ -236,9 +257,11 @@ def _network(
     architecture: Architecture,
     drawn: Member,
     number: int | None = None,
+    repeat: int | None = None,
 ) -> NetworkSpec:
     document, entry = spec.document, spec.document.models[index]
     min_gpus, max_gpus = entry.gpu_bounds
+    name = network_name(name, repeat)
     return NetworkSpec(
         name=name,
         architecture=architecture,
@@ -250,6 +273,7 @@ def _network(
         entry=index,
         pipeline=document.pipeline_of(entry),
         number=number,
+        repeat=repeat,
     )
 
 

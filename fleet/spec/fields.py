@@ -104,6 +104,7 @@ NO_FLAG = BeforeValidator(_no_flag)
 Whole = Annotated[int, NO_FLAG]
 Real = Annotated[float, NO_FLAG]
 Positive = Annotated[int, Field(ge=1), NO_FLAG]
+Repeats = Annotated[int, Field(ge=1, le=100), NO_FLAG]
 AboveZero = Annotated[float, Field(gt=0), NO_FLAG]
 NotNegative = Annotated[float, Field(ge=0), NO_FLAG]
 BelowOne = Annotated[float, Field(ge=0, lt=1), NO_FLAG]

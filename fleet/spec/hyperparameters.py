@@ -35,6 +35,7 @@ def hyperparameters_of(network: NetworkSpec) -> dict[str, Plain]:
         **dict(flatten("train", always)),
         **dict(flatten("train", plain(train))),
         **({} if network.fold is None else {"fold": network.fold}),
+        **({} if network.repeat is None else {"repeat": network.repeat}),
     }
     return {
         name: to_scalar(value)

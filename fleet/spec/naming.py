@@ -94,13 +94,26 @@ def names_of(
     return names
 
 
+def network_name(configuration: str, repeat: int | None) -> str:
+    """Return the name of a network: that of its configuration, with the number of its repeat.
+
+    >>> network_name("net-4", None), network_name("net-4", 1)
+    ('net-4', 'net-4-repeat1')
+    """
+    if repeat is None:
+        return configuration
+    return check_name(f"{configuration}-repeat{repeat}")
+
+
 def number_in(name: str, stem: str) -> str:
     """Return the digits of a name that is a stem with a number; empty for another name.
 
-    >>> number_in("net-07", "net"), number_in("net-07-fold1", "net")
-    ('07', '')
+    >>> number_in("net-07", "net"), number_in("net-07-repeat1", "net")
+    ('07', '07')
+    >>> number_in("net-07-fold1", "net")
+    ''
     """
-    match = re.fullmatch(rf"{re.escape(stem)}-(\d+)", name)
+    match = re.fullmatch(rf"{re.escape(stem)}-(\d+)(-repeat\d+)?", name)
     return match[1] if match else ""
 
 
@@ -109,15 +122,22 @@ def names_in(run: Path) -> DrawnValues:
     networks: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         names = [name for name in os.listdir(run / "models") if is_name(name)]
-        networks.update(dict.fromkeys(map(_without_fold, names)))
+        networks.update(dict.fromkeys(map(configuration_name, names)))
     with (
         suppress(OSError, ValueError, LookupError, TypeError, csv.Error),
         open(run / "results.csv", encoding="utf-8", newline="") as file,
     ):
         for row in csv.DictReader(file):
-            networks[_without_fold(row["name"])] = values_with_new_names(json.loads(row["drawn"]))
+            networks[configuration_name(row["name"])] = values_with_new_names(
+                json.loads(row["drawn"])
+            )
     return networks
 
 
-def _without_fold(name: str) -> str:
-    return re.sub(r"-fold\d+$", "", name)
+def configuration_name(name: str) -> str:
+    """Return the name of a network without its fold or repeat.
+
+    >>> configuration_name("net-4-repeat1"), configuration_name("net-4")
+    ('net-4', 'net-4')
+    """
+    return re.sub(r"-(fold|repeat)\d+$", "", name)

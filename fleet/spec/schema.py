@@ -69,6 +69,11 @@ class ModelEntry:
     """Arguments of the family or function, for all networks of the entry."""
     count: Annotated[int, Field(ge=1, le=MAX_NETWORKS), kinds.NO_FLAG] | None = None
     """Number of networks to draw at random from `space`."""
+    repeats: kinds.Repeats = 1
+    """Number of times that each network of the entry is trained, with other seeds, as NAME-repeat0,
+    NAME-repeat1, ... Results also have their means, and they are pruned together. With a search the
+    key may also be in `search`.
+    """
     space: Space | None = None
     """Parameters to draw at random, or to be proposed by `search`: for an argument, or for a
     setting like train.optimizer.learning_rate, a list of values or a range {low, high, log,
@@ -99,6 +104,11 @@ class ModelEntry:
     def target(self) -> str:
         """The family, the name in keras.applications, or the import path."""
         return self.family or str(self.build)
+
+    @property
+    def networks_per_trial(self) -> int:
+        """The number of networks that repeat each configuration; 1 without repeats."""
+        return max(self.repeats, 1 if self.search is None else self.search.repeats)
 
     @property
     def gpu_bounds(self) -> tuple[int, int | None]:
@@ -136,6 +146,11 @@ class ModelEntry:
             )
         if self.count is not None and self.search is not None:
             raise ValueError("needs `count:` (random draws) or `search:` (a sampler), not both")
+        if self.search is not None and 1 < self.repeats != self.search.repeats > 1:
+            raise ValueError(
+                f"`repeats: {self.repeats}` contradicts `search: {{repeats: "
+                f"{self.search.repeats}}}`; leave one out"
+            )
         if self.space is None and self.count is not None:
             raise ValueError("`count:` and `space:` go together: count random draws from the space")
         if self.space is None and self.search is not None:
@@ -393,6 +408,7 @@ class NetworkSpec:
     parameters: dict[str, Any] = Field(default_factory=dict)  # the drawn values
     entry: int = 0  # index in `models`
     fold: int | None = None  # the fold that validates it
+    repeat: int | None = None  # which repeat of its configuration it is
     pipeline: str = ""  # the key of its input pipeline; empty for the document's data settings
     number: int | None = None  # of a trial within its entry
     parent: str = ""  # the network from whose weights it starts, if any
@@ -400,10 +416,12 @@ class NetworkSpec:
 
     @property
     def stem(self) -> str:
-        """The name without the fold."""
-        if self.fold is None:
-            return self.name
-        return self.name.removesuffix(f"-fold{self.fold}")
+        """The name without the fold or the repeat."""
+        if self.repeat is not None:
+            return self.name.removesuffix(f"-repeat{self.repeat}")
+        if self.fold is not None:
+            return self.name.removesuffix(f"-fold{self.fold}")
+        return self.name
 
     @property
     def code_paths(self) -> tuple[str, ...]:
@@ -494,7 +512,8 @@ class Spec:
     def max_networks(self) -> float:
         """The largest number of networks that can be active at the same time."""
         proposed = sum(
-            min(
+            entry.networks_per_trial
+            * min(
                 entry.search.limit,
                 size_of(entry.space or {}),
                 math.inf if entry.search.max_concurrent == "auto" else entry.search.max_concurrent,

@@ -18,6 +18,7 @@ from fleet.spec.fields import (
     AboveZero,
     Duration,
     Positive,
+    Repeats,
     named,
 )
 from fleet.spec.old_keys import new_prune_key
@@ -115,10 +116,15 @@ class Search:
     """Budget of all networks of the entry together, in addition to `max_trials`. Networks that were
     proposed before it is spent continue.
     """
+    repeats: Repeats = 1
+    """Number of networks that are trained with the values of each trial, with different seeds. The
+    sampler receives their mean, and they are pruned together. `max_trials` and `max_concurrent`
+    count trials; a budget counts all networks.
+    """
     max_concurrent: Positive | Literal["auto"] = "auto"
-    """Maximum number of active networks (neither finished nor paused) of the entry. auto: as many
-    as there are trainers, and at least two more than are training, so that the next network is
-    ready before GPUs become free.
+    """Maximum number of active trials (neither finished nor paused) of the entry. auto: as many
+    networks as there are trainers, and at least two more than are training, so that the next
+    network is ready before GPUs become free.
     """
     objectives: tuple[Objective, ...] = ()
     """Objectives, if you optimize more than `train.stopping.monitor`. The first objective replaces

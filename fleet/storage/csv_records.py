@@ -21,7 +21,8 @@ T = TypeVar("T")
 # column that exists only if needed -> field that decides: it is not empty in some record
 OPTIONAL = {
     "folds": "folds",
-    "deviation": "folds",
+    "deviation": "is_mean",
+    "repeats": "repeats",
     "parent": "parent",
     "parent_epoch": "parent",
     "start": "start",

@@ -130,9 +130,10 @@ class NetworkResult:
         metrics: requested by its spec, at the best epoch, by column.
         folds: 0 for a network. Otherwise the row stands for that many folds: epochs and values are
             means, and seconds the sum.
-        deviation: standard deviation of each value over the folds (with n - 1), by column.
+        deviation: standard deviation of each value over folds or repeats (with n - 1), by column.
         parent: the network whose weights it started from; empty if there is none.
         parent_epoch: epoch of the parent.
+        repeats: as ``folds``, for the repeats of a configuration; failed ones are left out.
     """
 
     name: str
@@ -154,6 +155,12 @@ class NetworkResult:
     deviation: dict[str, float] = field(default_factory=dict)
     parent: str = ""
     parent_epoch: int = 0
+    repeats: int = 0
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the row stands for several networks."""
+        return bool(self.folds or self.repeats)
 
     def value(self, name: str) -> float:
         """Return the value of a column; NaN if there is none."""
@@ -162,14 +169,12 @@ class NetworkResult:
         return self.metrics.get(name, math.nan)
 
     def cells(self) -> dict[str, Any]:
-        """Return the row with a column per drawn parameter, metric, and deviation over folds."""
+        """Return the row with a column per drawn parameter, metric, and deviation."""
         columns = {name: getattr(self, name) for name in _PLAIN}
         columns |= prefix_conflicts(self.drawn, [*_FIELDS, *self.metrics], "drawn") | self.metrics
-        if self.folds:
-            columns |= {
-                "folds": self.folds,
-                **{f"{name}_deviation": value for name, value in self.deviation.items()},
-            }
+        if self.is_mean:
+            columns |= {"folds": self.folds} if self.folds else {"repeats": self.repeats}
+            columns |= {f"{name}_deviation": value for name, value in self.deviation.items()}
         return columns | (
             {"parent": self.parent, "parent_epoch": self.parent_epoch} if self.parent else {}
         )
@@ -376,21 +381,30 @@ class Results:
         return {}
 
     def rows(self) -> list[NetworkResult]:
-        """Return all networks, best first; those without a value last, folds after their mean."""
+        """Return all networks, best first; those without a value last.
+
+        Folds are after their mean, and repeats after theirs, the best first.
+        """
         rank = self._ranking()
-        rows = [self.row(network) for network in self.networks.values()]
-        stems = {
-            network.name: network.stem
-            for network in self.networks.values()
-            if network.fold is not None
-        }
-        if not stems:
-            return sorted(rows, key=rank)
+        heads: list[NetworkResult] = []
         folds: dict[str, list[NetworkResult]] = {}
-        for row in rows:
-            folds.setdefault(stems[row.name], []).append(row)
-        means = sorted((mean_of_folds(stem, of_stem) for stem, of_stem in folds.items()), key=rank)
-        return [row for mean in means for row in (mean, *folds[mean.name])]
+        repeats: dict[str, list[NetworkResult]] = {}
+        for network in self.networks.values():
+            row = self.row(network)
+            if network.fold is not None:
+                folds.setdefault(network.stem, []).append(row)
+            elif network.repeat is not None:
+                repeats.setdefault(network.stem, []).append(row)
+            else:
+                heads.append(row)
+        heads += [mean_of_folds(stem, rows) for stem, rows in folds.items()]
+        heads += [mean_of_repeats(stem, rows) for stem, rows in repeats.items()]
+        parts = folds | {stem: sorted(rows, key=rank) for stem, rows in repeats.items()}
+        return [
+            row
+            for head in sorted(heads, key=rank)
+            for row in (head, *(parts[head.name] if head.is_mean else ()))
+        ]
 
     def _ranking(self) -> Callable[[NetworkResult], tuple]:
         """Return the ranking key: the criterion of networks with epochs, or else of all."""
@@ -441,9 +455,9 @@ _FIELDS = [item.name for item in dataclasses.fields(NetworkResult)]
 _PLAIN = [name for name in _FIELDS if name not in ("drawn", "metrics", *OPTIONAL)]
 
 
-def without_fold_means(rows: Sequence[NetworkResult]) -> list[NetworkResult]:
-    """Return the rows of single networks, without the means of folds."""
-    return [row for row in rows if not row.folds]
+def without_means(rows: Sequence[NetworkResult]) -> list[NetworkResult]:
+    """Return the rows of single networks, without the means of folds and repeats."""
+    return [row for row in rows if not row.is_mean]
 
 
 def mean_of_folds(name: str, rows: Sequence[NetworkResult]) -> NetworkResult:
@@ -453,6 +467,43 @@ def mean_of_folds(name: str, rows: Sequence[NetworkResult]) -> NetworkResult:
         name: name of the network.
         rows: rows of its folds.
     """
+    failed = [row for row in rows if row.status is Status.FAILED]
+    status = Status.FAILED if failed else _common_status(rows)
+    reason = f"{failed[0].name}: {failed[0].reason}" if failed else ""
+    return replace(_mean(name, rows), status=status, reason=reason, folds=len(rows))
+
+
+def mean_of_repeats(name: str, rows: Sequence[NetworkResult]) -> NetworkResult:
+    """Return the mean of the repeats of a configuration; failed ones count only if all have failed.
+
+    Args:
+        name: name of the configuration.
+        rows: rows of its repeats.
+    """
+    failed = [row for row in rows if row.status is Status.FAILED]
+    counted = [row for row in rows if row.status is not Status.FAILED] or rows
+    return replace(
+        _mean(name, counted),
+        status=_common_status(counted),
+        reason=f"{failed[0].name}: {failed[0].reason}" if failed else "",
+        seconds=sum(row.seconds for row in rows),
+        repeats=len(rows),
+        parent="",
+        parent_epoch=0,
+    )
+
+
+def _common_status(rows: Sequence[NetworkResult]) -> Status:
+    """Return the status of several networks as one."""
+    statuses = {row.status for row in rows}
+    if len(statuses) == 1:
+        return statuses.pop()
+    if statuses <= {Status.FINISHED, Status.PRUNED, Status.SKIPPED}:
+        return Status.FINISHED
+    return Status.TRAINING
+
+
+def _mean(name: str, rows: Sequence[NetworkResult]) -> NetworkResult:
     column_values = {
         column: [value for row in rows if not math.isnan(value := row.value(column))]
         for column in (*_VALUES, *dict.fromkeys(metric for row in rows for metric in row.metrics))
@@ -460,25 +511,14 @@ def mean_of_folds(name: str, rows: Sequence[NetworkResult]) -> NetworkResult:
     mean = {
         column: fmean(values) if values else math.nan for column, values in column_values.items()
     }
-    failed = [row for row in rows if row.status is Status.FAILED]
-    statuses = {row.status for row in rows}
-    if failed:
-        status = Status.FAILED
-    elif len(statuses) == 1:
-        status = statuses.pop()
-    else:
-        status = Status.TRAINING
     trained = [row for row in rows if row.epochs] or rows
     values: dict[str, Any] = {column: mean.pop(column) for column in _VALUES}
     return replace(
         rows[0],
         name=name,
-        status=status,
-        reason=f"{failed[0].name}: {failed[0].reason}" if failed else "",
         epochs=round(fmean(row.epochs for row in trained)),
         best_epoch=round(fmean(row.best_epoch for row in trained)),
         seconds=sum(row.seconds for row in rows),
-        folds=len(rows),
         **values,
         metrics=mean,
         deviation={

@@ -14,6 +14,7 @@ from fleet.spec.old_keys import values_with_new_names, with_new_keys
 from launch.errors import pluralize
 
 USER = "user"  # the judge in verdicts by commands
+REPEATS = "repeats"  # the judge in verdicts on networks that wait for other repeats
 
 
 class SearcherCalled(JsonRecord, word="search"):
@@ -35,6 +36,8 @@ class SearcherCalled(JsonRecord, word="search"):
         source: the earlier run of a prior trial.
         violations: for a tell or a prior trial, the violation of each constraint: at most 0 if it
             is met, null for NaN.
+        spread: the standard deviation of ``value`` over repeats, if there are several.
+        repeats: of an ask, the number of networks that are trained with its values.
     """
 
     entry: str
@@ -51,6 +54,10 @@ class SearcherCalled(JsonRecord, word="search"):
     curve: Annotated[tuple[Score, ...], OmitDefault] = ()
     source: Annotated[str, OmitDefault] = ""
     violations: Annotated[tuple[Score, ...], OmitDefault] = ()
+    spread: Annotated[
+        Score | tuple[Score, ...] | None, Field(union_mode="left_to_right"), OmitDefault
+    ] = None
+    repeats: Annotated[int, OmitDefault] = 1
 
     def __post_init__(self) -> None:
         if self.call in ("ask", "know") and isinstance(self.answer, Mapping):
@@ -137,13 +144,14 @@ class NetworkAdded(JsonRecord, word="added"):
 
     Attributes:
         entry: name of the entry of ``models``; empty for a network that a command added.
-        number: within that entry.
+        number: within that entry; repeats have the same.
         values: the proposed values, by the keys of the entry's space.
         bounds: its minimum and maximum of GPUs; None without a maximum.
         max_epochs: maximum number of epochs.
         parent: the network from whose weights it starts, if any.
         parent_epoch: the epoch of these weights.
         wrong: why it cannot be trained: then it has failed.
+        repeat: which repeat of its configuration it is; None without repeats.
     """
 
     network: str
@@ -155,6 +163,7 @@ class NetworkAdded(JsonRecord, word="added"):
     parent: Annotated[str, OmitDefault] = ""
     parent_epoch: Annotated[int, OmitDefault] = 0
     wrong: Annotated[str, OmitDefault] = ""
+    repeat: Annotated[int | None, OmitDefault] = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", values_with_new_names(self.values))
@@ -166,8 +175,9 @@ class NetworkVerdict(JsonRecord, word="judged"):
     Attributes:
         epochs: its ended epochs; after a command it may still end its current one.
         verdict: ``pause``, ``stop`` or ``go_on``.
-        by: who decided: the rule, ``searcher``, or both; ``user`` for a command; ``end`` if nothing
-            is left that could resume it.
+        by: who decided: the rule, ``searcher``, or both; ``user`` for a command; ``repeats`` while
+            it waits for other repeats of its configuration; ``end`` if nothing is left that could
+            resume it.
         left: number of further verdicts of the same moment.
     """
 

@@ -54,9 +54,9 @@ def test_verdicts_of_commands_keep_that_of_the_pruner(controller):
     trial = controller.trials["a"]
     controller.verdicts.add_epoch(trial, record(1, 0.5), is_done=False)
     controller.apply_command("a", Verdict.PAUSE)
-    assert trial.verdict is Verdict.PAUSE
+    assert controller.trials.configurations["a"].verdict is Verdict.PAUSE
     assert controller.pruner.waiting == {"a"}
-    controller.verdicts.judge(trial)
+    controller.verdicts.judge(controller.trials.configurations["a"])
     assert trial.paused_by == {"mine", USER}
 
 
@@ -66,8 +66,9 @@ def test_verdicts_of_a_log_have_the_same_effect(controller):
     logged = controller.decide()
     assert all(isinstance(event, NetworkVerdict) for event in logged)
     again = SearchController(RunState(), [], ["a"], Pausing(), "mine", trainers=1)
-    assert again.verdicts.add_epoch(again.trials["a"], record(1, 0.5), is_done=False)
+    again.verdicts.add_epoch(again.trials["a"], record(1, 0.5), is_done=False)
     for event in logged:
         again.verdicts.apply(event)
+    again.decide()
     assert again.trials == controller.trials
     assert again.pruner.waiting == controller.pruner.waiting
