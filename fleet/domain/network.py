@@ -11,6 +11,7 @@ import numpy as np
 
 from fleet.domain.json_record import NanAsNull, OmitDefault
 from fleet.spec import Stopping
+from fleet.units import format_duration
 from launch.errors import pluralize
 
 # file, relative to the folder where its module was found -> hash of its text
@@ -45,6 +46,7 @@ class EpochRecord:
         batch: the global batch; 0 in records of early versions.
         start: in the first epoch of a network that began with weights of a file: the beginning of
             the SHA-256 of the file.
+        cut_at: samples consumed of the epoch if the time limit of the network ended it early.
     """
 
     epoch: int
@@ -67,6 +69,7 @@ class EpochRecord:
     )
     batch: Annotated[int, OmitDefault] = 0
     start: Annotated[str, OmitDefault] = ""
+    cut_at: Annotated[int, OmitDefault] = 0
 
     @property
     def precedes_other_data(self) -> bool:
@@ -402,9 +405,16 @@ def check_convergence(history: Sequence[EpochRecord], stopping: Stopping) -> Con
         reason = f"{stopping.metric} reached {sign * best:.4g}"
     elif stopping.patience is not None and len(history) - improved >= stopping.patience:
         reason = f"no better {stopping.metric} for {pluralize(stopping.patience, 'epoch')}"
+    elif stopping.max_time is not None and training_time(history) >= stopping.max_time:
+        reason = f"max_time: {format_duration(stopping.max_time)}"
     elif len(history) >= stopping.max_epochs:
         reason = pluralize(stopping.max_epochs, "epoch")
     return Convergence(best_epoch, sign * best if best_epoch else math.nan, reason, improved)
+
+
+def training_time(history: Iterable[EpochRecord]) -> float:
+    """Return the seconds of training and validation of some epochs."""
+    return math.fsum(record.seconds for record in history)
 
 
 def finished_reason(history: Sequence[EpochRecord], final: str, stopping: Stopping) -> str:
@@ -461,6 +471,8 @@ def check_divergence(history: Sequence[EpochRecord], is_judged: bool) -> str:
 def remaining_epochs(history: Sequence[EpochRecord], stopping: Stopping) -> tuple[int, int]:
     """Return the fewest and the most epochs that a network may still train.
 
+    With a time limit, later epochs are assumed to take as long as the mean of the earlier ones.
+
     Args:
         history: the finished epochs.
         stopping: when to stop.
@@ -470,6 +482,10 @@ def remaining_epochs(history: Sequence[EpochRecord], stopping: Stopping) -> tupl
     if verdict.reason:
         return 0, 0
     maximum = stopping.max_epochs - done
+    if stopping.max_time is not None and history:
+        seconds = training_time(history)
+        mean = seconds / done
+        maximum = min(maximum, max(1, math.ceil((stopping.max_time - seconds) / max(mean, 1e-9))))
     minimum = maximum
     if stopping.patience is not None:  # the first epoch improves on nothing
         minimum = min(minimum, max(verdict.improved_epoch, 1) + stopping.patience - done)

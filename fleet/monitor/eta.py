@@ -187,6 +187,12 @@ class Estimator:
         """Return the minimum and maximum epochs left of a network; it may end at its next rung."""
         history = self._run.networks[name].status.history
         low, high = _likely_left(history, self._networks[name].train.stopping)
+        if not history:
+            limit = _max_epochs(
+                self._networks[name].train.stopping,
+                self._launch.start.samples / self._expected_rate(name, 1),
+            )
+            low, high = min(low, limit), min(high, limit)
         rung = remaining.next_rung(name, len(history))
         return (low if rung is None else min(low, rung - len(history))), high
 
@@ -216,7 +222,10 @@ class Estimator:
         self, like: str, before: Mapping[str, int | None], remaining: RemainingWork
     ) -> tuple[float, float]:
         """Return low and high means of the epochs of a future trial."""
-        max_epochs = self._networks[like].train.stopping.max_epochs
+        max_epochs = _max_epochs(
+            self._networks[like].train.stopping,
+            self._launch.start.samples / self._expected_rate(like, 1),
+        )
         observed = [epochs for epochs in before.values() if epochs is not None]
         rung = remaining.next_rung(like, 0)
         expected = remaining.expected(max_epochs)
@@ -478,6 +487,13 @@ def useful_range(low: float, high: float) -> tuple[float, float]:
 def _slowed(rate: float, samples: int, more_s: float) -> float:
     """Return the rate at which some samples take `more_s` longer."""
     return samples / (samples / rate + max(0.0, more_s))
+
+
+def _max_epochs(stopping: Stopping, epoch_s: float) -> int:
+    """Return the largest number of epochs of a network, each of which takes some seconds."""
+    if stopping.max_time is None:
+        return stopping.max_epochs
+    return min(stopping.max_epochs, max(1, math.ceil(stopping.max_time / epoch_s)))
 
 
 def _likely_left(history: Sequence[EpochRecord], stopping: Stopping) -> tuple[int, int]:

@@ -317,7 +317,7 @@ def _space_of(values: Sequence[Mapping[str, Any]]) -> Space:
     >>> _space_of([{"rate": 0.001}, {"rate": 0.5}])["rate"].log
     True
     """
-    space: dict[str, Range | tuple[Any, ...]] = {}
+    space: Space = {}
     for key in dict.fromkeys(key for row in values for key in row):
         column = [row[key] for row in values if key in row]
         if all(

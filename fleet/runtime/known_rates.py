@@ -147,7 +147,7 @@ def with_epochs_from_rates(spec: Spec) -> Spec:
         if epochs is None:
             return network
         stopping = dataclasses.replace(
-            network.train.stopping, max_epochs=epochs, patience=None, stop_at=None
+            network.train.stopping, max_epochs=epochs, patience=None, stop_at=None, max_time=None
         )
         return dataclasses.replace(
             network, train=dataclasses.replace(network.train, stopping=stopping)

@@ -215,7 +215,8 @@ def make_replay(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[
         raise UserError(
             f"--only {name}: the spec has no network of this name; it has {', '.join(spec.by_name)}"
         )
-    history = _read_history(name, paths).history
+    # A replay takes another time, so it cannot end an epoch at a time limit.
+    history = tuple(record for record in _read_history(name, paths).history if not record.cut_at)
     if not history:
         raise UserError(f"--replay {paths.root}: {name} has not finished an epoch in this run")
     network = spec.by_name[name]
@@ -233,7 +234,7 @@ def make_replay(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[
         batch = Batch(batch.bounds[0] * scale)
         optimizer = dataclasses.replace(optimizer, learning_rate=optimizer.learning_rate * scale)
     stopping = dataclasses.replace(
-        network.train.stopping, max_epochs=len(history), patience=None, stop_at=None
+        network.train.stopping, max_epochs=len(history), patience=None, stop_at=None, max_time=None
     )
     train = dataclasses.replace(network.train, batch=batch, optimizer=optimizer, stopping=stopping)
     sizes = {record.gpus for record in history}

@@ -349,6 +349,11 @@ class Stopping:
     """Smallest change of `monitor` that counts as an improvement."""
     stop_at: Real | None = None
     """Value of `monitor` at which training ends."""
+    max_time: Annotated[kinds.Duration, Field(gt=0)] | None = None
+    """Time limit of a network, like 2h: the time of its training and validation, over all launches,
+    without pauses. At the limit the current epoch ends early: the network is evaluated and saved,
+    and this is its last epoch. Default: there is no limit.
+    """
     direction: Literal["max", "min"] | None = None
     """Whether high (max) or low (min) values of `monitor` are better. Only required for your own
     metrics.

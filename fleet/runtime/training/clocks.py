@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from fleet.comm.messages import Message, Pace
-from fleet.domain.network import StepRate, TrainingState
+from fleet.domain.network import StepRate, TrainingState, training_time
 from fleet.runtime.training.sources import Sources
 from fleet.storage.writer import CheckpointWriter
 
@@ -49,6 +49,10 @@ class EpochClock:
         self._noted = now
         self._waited_s = waited_s
         return state
+
+    def total_s(self, state: TrainingState) -> float:
+        """Return the seconds for which a network has trained, over all epochs, until now."""
+        return training_time(state.history) + state.seconds + time.perf_counter() - self._noted
 
     @property
     def wait_share(self) -> float:

@@ -74,6 +74,7 @@ class TrainingLoop:
 
     def __post_init__(self) -> None:
         self._pauses = False  # whether the coordinator has asked this master's group to pause
+        self._cuts = False  # whether this master's network has reached its time limit
         self._clock = EpochClock(self.sources, self.writer)
         self._send = partial(self.world.send, 0, m.Tag.COORDINATOR)
 
@@ -107,20 +108,23 @@ class TrainingLoop:
                 self._clock.restart()
             state, is_over, missed = self._train_part(training, state, source, epoch)
             is_group = training.group.size > 1
-            if not is_over and is_group and not training.group.broadcast_value(self._pauses):
-                state = self._save_together(training, state)
-                continue
+            is_cut = False
+            if not is_over:
+                pauses, is_cut = training.group.broadcast_value((self._pauses, self._cuts))
+                if is_group and not (pauses or is_cut):
+                    state = self._save_together(training, state)
+                    continue
             # Each rank's statistics must be averaged before the network is evaluated, saved or
             # moved. They are running means, hence linear: averaging them within an epoch and again
             # at its end is equal to averaging once.
             training.trainable.average_statistics()
             totals = None
-            if is_over:
+            if is_over or is_cut:
                 totals = evaluate(training, sources.validation, self._should_end)
             if totals is None:
                 state = self._pause(training, state)
             else:
-                state = self._end_epoch(training, state, totals, missed)
+                state = self._end_epoch(training, state, totals, missed, is_cut)
 
             paused = time.perf_counter()
             order = self.next_order(training.group)
@@ -153,12 +157,14 @@ class TrainingLoop:
         """Train on the remaining epoch, or until the group has to pause.
 
         Returns:
-            The network's state; whether the epoch is over (otherwise the group pauses); and the
-            number of missed chunks of a ring, see :class:`fleet.stream.batch.Batch`.
+            The network's state; whether the epoch is over (otherwise the group pauses, saves, or
+            has reached the network's time limit); and the number of missed chunks of a ring, see
+            :class:`fleet.stream.batch.Batch`.
         """
         network = training.network
         group = training.group
-        self._pauses = False
+        self._pauses = self._cuts = False
+        limit_s = network.train.stopping.max_time
         consumed = {chunk for record in state.history for chunk in parse_path(record.path)}
         size = training.set_batch(state.batch)
         state = dataclasses.replace(state, batch=size)
@@ -179,9 +185,12 @@ class TrainingLoop:
             )
 
         def should_stop() -> bool:
-            """Return True if the group stops here to pause or to save together."""
-            self._pauses = group.is_master and self._should_pause()
-            return self._pauses or (group.size > 1 and is_due())
+            """Return True if the group stops here to pause, to end, or to save together."""
+            if group.is_master:
+                self._pauses = self._should_pause()
+                is_late = limit_s is not None and self._clock.total_s(state) >= limit_s
+                self._cuts = is_late and not self._pauses
+            return self._pauses or self._cuts or (group.size > 1 and is_due())
 
         steps = Steps(training, should_stop, is_due if group.size == 1 else lambda: False)
         batches = training.transform_batches(
@@ -262,11 +271,18 @@ class TrainingLoop:
         return state
 
     def _end_epoch(
-        self, training: Training, state: TrainingState, totals: StepTotals, missed: int
+        self,
+        training: Training,
+        state: TrainingState,
+        totals: StepTotals,
+        missed: int,
+        is_cut: bool,
     ) -> TrainingState:
         """Save the network and report the epoch; returns the state before the next."""
         state = self._clock.add_elapsed(state)
         record = _record(training, state, totals)
+        if is_cut:
+            record = dataclasses.replace(record, cut_at=state.position)
         history = (*state.history, record)
         divergence = check_divergence(history, totals.count > 0)
         if divergence:

@@ -87,6 +87,17 @@ def test_best_epoch_breaks_ties_by_loss():
     )
 
 
+def test_time_limit_ends_training_and_bounds_epochs():
+    epochs = [record(epoch, val_accuracy=0.5, seconds=4.0) for epoch in (1, 2, 3)]
+    assert check_convergence(epochs, Stopping(max_time=13)).reason == ""
+    assert check_convergence(epochs, Stopping(max_time=12)).reason == "max_time: 12.0 s"
+    assert check_convergence(epochs, Stopping(max_time=12, max_epochs=3)).reason.startswith("max")
+    assert remaining_epochs(epochs, Stopping(max_time=13)) == (1, 1)
+    assert remaining_epochs(epochs, Stopping(max_time=24)) == (3, 3)
+    assert remaining_epochs(epochs, Stopping(max_time=24, max_epochs=5)) == (2, 2)
+    assert remaining_epochs((), Stopping(max_time=1, max_epochs=5)) == (5, 5)
+
+
 def test_best_epoch_ignores_epochs_before_data_changed():
     """Until the first epoch after the change has ended, the earlier ones count."""
     before = (*history(0.6, 0.9), record(3, val_accuracy=0.8, accepted="a.py data"))
