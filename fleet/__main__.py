@@ -31,6 +31,7 @@ _HELP = ("-h", "--help")
 # Heading -> name of a command, of one or two words -> (module, help in one line).
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Prepare a run": {
+        "new": ("fleet.commands.new", "write a spec for your data, to begin with"),
         "check": ("fleet.commands.check", "check a spec and list its networks"),
         "schema": ("fleet.commands.schema", "print the JSON Schema of a spec, for editors"),
         "import": (
