@@ -13,7 +13,7 @@ for at most 27 epochs. All programs train the same 200 random networks; TPE prop
 own:
 
 - FLEET: its own rules, by the object that decides in a run
-  (`fleet.search.controller.SearchController`), with the searcher of `examples/optuna_searcher.py`
+  (`fleet.search.controller.SearchController`), with the sampler `tpe`
   for TPE;
 - Optuna alone: its samplers and pruners, by ask, report, should_prune and tell;
 - Ray Tune: its ASHA scheduler, in its own environment.
@@ -54,7 +54,7 @@ COORDINATED = 10_000
 
 def make_tpe(seed: int) -> Searcher:
     sys.path.insert(0, str(ROOT / "examples"))
-    return make_searcher("optuna_searcher:Searcher", RANGES, seed, "maximize", {"sampler": "tpe"})
+    return make_searcher("tpe", RANGES, seed, "maximize", {})
 
 
 def make_fleet_search(

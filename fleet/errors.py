@@ -191,3 +191,17 @@ def shortened(message: str, length: int = 1000) -> str:
         line if len(line) <= length else f"{line[: length - 5 - half]} ... {line[-half:]}"
         for line in message.split("\n")
     )
+
+
+class SearchKeyError(UserError):
+    """A key of a search has a wrong value.
+
+    Args:
+        path: the key path below `search`, or that of a key of the space, from ``space``.
+        wrong: what is wrong.
+        right: what would be right.
+    """
+
+    def __init__(self, path: tuple, wrong: str, right: str = "") -> None:
+        super().__init__(f"{wrong}; {right}" if right else wrong)
+        self.path = path

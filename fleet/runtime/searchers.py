@@ -21,13 +21,17 @@ from typing import TypeAlias
 from fleet.control.effects import SearcherAnswered, SearcherCallFailed
 from fleet.domain.events import EarlierRunRead, SearcherCalled, SearcherStarted
 from fleet.domain.run import RunSearch, RunState
-from fleet.errors import SpecError, UserError
+from fleet.errors import SearchKeyError, SpecError, UserError
 from fleet.runtime.warm_start import locate, read_earlier_run
 from fleet.search.calls import AddPriorTrial, Call, make_call, replay
 from fleet.search.changed_settings import describe_start
 from fleet.search.entries import Entry, entries_of
 from fleet.search.pruning import make_pruner
-from fleet.search.searcher import AcceptsPriorTrials, Searcher, make_searcher
+from fleet.search.searcher import (
+    AcceptsPriorTrials,
+    Searcher,
+    make_searcher,
+)
 from fleet.spec import Spec
 from fleet.spec.model import one_line
 from fleet.units import format_duration
@@ -110,8 +114,17 @@ def _locating_mistakes(spec: Spec, path: tuple) -> Iterator[None]:
     try:
         yield
     except UserError as error:
+        if isinstance(error, SearchKeyError):
+            path = _path_of(error, path[:3])
         wrong, _, right = str(error).partition("; ")
         raise SpecError([spec.origin.mistake(path, wrong, right)]) from error
+
+
+def _path_of(error: SearchKeyError, search: tuple) -> tuple:
+    """Return the key path of a wrong key, given that of its search."""
+    if error.path[0] == "space":
+        return (*search[:-1], *error.path)
+    return (*search, *error.path)
 
 
 def _make_in_time(entry: Entry) -> Searcher:

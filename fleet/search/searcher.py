@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -14,7 +14,8 @@ from fleet.spec.dimensions import Member, Space, key_of_value
 from fleet.spec.drawing import members
 from fleet.spec.enumeration import combinations, endless_name
 from fleet.spec.model import one_line
-from fleet.spec.search import Mode
+from fleet.spec.search import OPTUNA_SAMPLERS, Mode
+from launch.errors import did_you_mean
 from preprocess.user_code import UserCode, seed_generators
 
 
@@ -201,6 +202,8 @@ def make_searcher(
 ) -> Searcher:
     """Return the searcher of a name, or of an import path ``module:Class``.
 
+    Optuna is imported for its samplers only.
+
     Args:
         ask: the name or import path.
         space: space of the search.
@@ -211,19 +214,49 @@ def make_searcher(
     Raises:
         UserError: the searcher is unknown, cannot be constructed, or lacks a method.
     """
-    if ask not in SEARCHERS and ":" not in ask:
+    if ask not in SEARCHERS and ask not in OPTUNA_SAMPLERS and ":" not in ask:
+        names = [*SEARCHERS, *OPTUNA_SAMPLERS]
         raise UserError(
-            f"no sampler is named {ask!r}; use {', '.join(SEARCHERS)}, or an import path "
-            "module:Class"
+            f"no sampler is named {ask!r}{did_you_mean(ask, names)}; use {', '.join(names)}, or an "
+            "import path module:Class"
         )
     if ask in SEARCHERS:
         return _construct(ask, SEARCHERS[ask], space, seed, mode, options)
+    make_by_optuna = _load_optuna(ask) if ask in OPTUNA_SAMPLERS else None
     code = UserCode()
     with code.running():
         seed_generators(seed)
-        searcher = _construct(ask, load_object(ask, "searcher"), space, seed, mode, options)
+        kind = make_by_optuna or load_object(ask, "searcher")
+        searcher = _construct(ask, kind, space, seed, mode, options)
     _CODES[id(searcher)] = searcher, code
     return searcher
+
+
+def _load_optuna(word: str) -> Callable[..., Searcher]:
+    """Return what makes the searcher of a sampler of Optuna.
+
+    Raises:
+        UserError: Optuna is not installed, or is too old.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise UserError(
+            f"the sampler {word} needs Optuna ({one_line(error)}); run `pip install optuna`"
+        ) from None
+    if not hasattr(optuna.trial.Trial, "set_constraint"):
+        raise UserError(
+            f"the sampler {word} needs Optuna 5, and {optuna.__version__} is installed; run "
+            "`pip install 'optuna>=5'`"
+        )
+    from fleet.search.optuna_samplers import OptunaSearcher
+
+    def make(
+        space: Space, seed: int, mode: Mode | tuple[Mode, ...], /, **options: Any
+    ) -> OptunaSearcher:
+        return OptunaSearcher(word, space, seed, mode, options)
+
+    return make
 
 
 _CODES: dict[int, tuple[Searcher, UserCode]] = {}  # of searchers of users

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
@@ -20,7 +19,7 @@ from fleet.spec.naming import is_name, rule_of
 from fleet.spec.schema import OPTION_OF, Document, ModelEntry, policy_of_keys
 from fleet.spec.search import NETWORK_OBJECTIVES, Prune, find_rule
 from fleet.spec.space import contradictions, holds
-from launch.errors import InputError
+from launch.errors import InputError, did_you_mean
 from preprocess.source import SOURCES
 from preprocess.transforms import parse_transforms
 from preprocess.transforms.on_device import defer_to_device, split_device
@@ -230,11 +229,10 @@ def _quantities(document: Document, entry: ModelEntry) -> list[str]:
 def _uncomputed(name: str, quantities: Sequence[str]) -> tuple[str, str]:
     """Describe an unknown quantity, and what would be right."""
     known_names = [*quantities, *NETWORK_OBJECTIVES]
-    close = difflib.get_close_matches(name, known_names, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
     return (
         f"{name!r} is not computed",
-        f"it should be one of {', '.join(known_names)}; add others to train.metrics{hint}",
+        f"it should be one of {', '.join(known_names)}; add others to train.metrics"
+        + did_you_mean(name, known_names),
     )
 
 

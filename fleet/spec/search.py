@@ -90,6 +90,8 @@ OPTUNA_SAMPLERS: Mapping[str, str] = {
     "qmc": "QMCSampler",
     "nsgaii": "NSGAIISampler",
 }
+# Further names of Optuna's pruners -> the class in short.
+OPTUNA_PRUNERS: Mapping[str, str] = {"none": "nop", "asha": "successivehalving"}
 _WORDS = tuple(word for word, sampler in OPTUNA_SAMPLERS.items() if sampler)
 
 

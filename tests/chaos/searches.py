@@ -32,7 +32,7 @@ from tests.places import ROOT
 RANKS, EPOCHS, KILLS, MOST_LAUNCHES, PATIENCE_S = 4, 9, 5, 9, 90.0
 RATE = "train.optimizer.learning_rate"
 SPACE = {RATE: {"low": 1e-4, "high": 1.0, "log": True}, "train.batch.size": [4, 6, 12]}
-TPE = {"sampler": "optuna_searcher:Searcher", "max_trials": 18, "options": {"sampler": "tpe"}}
+TPE = {"sampler": "tpe", "max_trials": 18}
 SEARCHES = {  # name -> its search and its pruner
     "TPE + ASHA (pause)": (TPE, {"rule": "asha", "min_epochs": 1, "factor": 3}),
     "PBT": (
@@ -87,8 +87,7 @@ class _Trial:
     def __init__(self, folder, case):
         self._case, self._draw, self._launcher = case, random.Random(case.seed), Launcher(folder)
         search, prune = SEARCHES[case.search]
-        for name in ("optuna_searcher.py", "pbt_searcher.py"):
-            shutil.copy(ROOT / "examples" / name, folder)
+        shutil.copy(ROOT / "examples/pbt_searcher.py", folder)
         self._content = spec(
             folder,
             [{"family": "softmax", "name": "net", "gpus": 1, "space": SPACE, "search": search}],

@@ -75,9 +75,10 @@ class Raising:
     ("ask", "options", "says"),
     [
         (
-            "tpe",
+            "hyperopt",
             {},
-            "no sampler is named 'tpe'; use random, grid, or an import path module:Class",
+            "no sampler is named 'hyperopt'; use random, grid, optuna, tpe, gp, cmaes, qmc, "
+            "nsgaii, or an import path module:Class",
         ),
         ("math:nothing", {}, "nothing"),
         ("random", {"depth": 1}, "random cannot be constructed: TypeError: .*depth"),
