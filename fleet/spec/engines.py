@@ -225,7 +225,7 @@ ENGINES: dict[str, EngineInfo] = {
             no_memory=("ResourceExhaustedError",),
             problems=".keras.diagnostics:find_problems",
             library="tensorflow",
-            extra="run",
+            extra="keras",
             build_s=8.0,  # between a small CNN's and a ResNet's
             # Keras plots galleries with the first and wraps models for the second; they take a
             # quarter of its import time.

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 import fleet
-from fleet.api import mpirun
 from tests.places import PACKAGES, ROOT
 
 SPEC = {
@@ -116,6 +115,7 @@ def test_wheel_checks_simulates_submits_and_trains(bare, launch):
     assert "#SBATCH" in output_of(
         command, "submit", "spec.yaml", "--system", "slurm", "--walltime", "10min", "--dry-run"
     )
-    output_of(*mpirun(2)[:-1], python, "-m", "fleet.run", "spec.yaml", "--plain")
+    assert "digits/digits.yaml" in output_of(command, "new", "digits")
+    output_of(command, "run", "spec.yaml", "-n", "2", "--plain")
     assert len((bare / "run/results.csv").read_text().splitlines()) == 2
     assert "softmax" in output_of(command, "report", "run")
