@@ -33,6 +33,7 @@ from fleet.domain.network import Score
 from fleet.errors import UserError
 from fleet.spec.old_keys import values_with_new_names
 from fleet.storage.files import atomic_write
+from launch.errors import pluralize
 
 FORMAT: Literal["fleet trials 1"] = "fleet trials 1"
 _LARGEST_FILE = 2**30  # bytes
@@ -116,7 +117,7 @@ def read_trials_file(path: Path) -> TrialsFile:
         if len(trial.results) != len(read.objectives):
             raise UserError(
                 f"{path}: trials.{number}.results: {len(trial.results)} values; it should have one "
-                f"for each of {len(read.objectives)} objectives"
+                f"for each of {pluralize(len(read.objectives), 'objective')}"
             )
     return read
 
@@ -181,7 +182,7 @@ def results_for(
     modes = {item.value: item.mode for item in content.objectives}
     for name, mode in objectives:
         if modes.get(name, mode) != mode:
-            raise UserError(f"{name} should {modes[name]} there")
+            raise UserError(f"{name} is {modes[name]}d there")
     monitor = objectives[0][0]
     if content.objectives[0].value != monitor:
         raise UserError(f"without {monitor}")

@@ -68,7 +68,8 @@ def _read_yaml(path: Path) -> Sweep:
     try:
         content, lines = read_yaml(path, EXPECTED)
     except SpecError as error:
-        raise UserError("; ".join(map(str, error.mistakes))) from None
+        text = "; ".join(map(str, error.mistakes))
+        raise UserError(text if EXPECTED in text else f"{text}; {EXPECTED}") from None
     if wandb_sweep.is_sweep(content):
         read_it = wandb_sweep.read
     elif determined_experiment.is_experiment(content):

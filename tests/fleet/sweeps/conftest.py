@@ -47,7 +47,9 @@ def import_content(tmp_path, import_path):
 
     def run(content, *options):
         path = tmp_path / "sweep.yaml"
-        path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+        path.write_text(
+            content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False)
+        )
         return import_path(path, *options)
 
     return run
@@ -60,7 +62,7 @@ def refusal(tmp_path, capsys):
     def run(source, *options):
         if isinstance(source, dict):
             path = tmp_path / "sweep.yaml"
-            path.write_text(yaml.safe_dump(source))
+            path.write_text(yaml.safe_dump(source, sort_keys=False))
         elif isinstance(source, bytes | str):
             path = tmp_path / "sweep"
             path.write_bytes(source if isinstance(source, bytes) else source.encode())
