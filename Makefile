@@ -36,12 +36,16 @@ test-other: env
 		tests/fleet/spec tests/fleet/engines tests/fleet/prediction tests/preprocess tests/test_doctests.py \
 		tests/mpi/test_keras.py $(PYTEST_ARGS)
 
-# Exports to trackers, read back with their libraries in a separate environment without TensorFlow.
+# Exports to trackers and searches of other tools, with their libraries in a separate environment
+# without TensorFlow. (W&B's sweeps asks for an old NumPy, but works with a new one.)
 test-track: export PATH := $(CURDIR)/.venv-track/bin:$(PATH)
+test-track: export KERAS_BACKEND := jax
 test-track: env
 	$(BIN)/python -m venv .venv-track
-	.venv-track/bin/python -m pip install -qq -e '.[track,pandas,parquet]' optuna-dashboard pytest pytest-timeout pytest-xdist hypothesis
-	.venv-track/bin/python -m pytest -o addopts=-q -rs tests/fleet/export $(PYTEST_ARGS)
+	.venv-track/bin/python -m pip install -qq -e '.[track,pandas,parquet]' optuna-dashboard pytest pytest-timeout pytest-xdist hypothesis \
+		keras keras-tuner jax six jsonref jsonschema scikit-learn
+	.venv-track/bin/python -m pip install -qq --no-deps sweeps
+	.venv-track/bin/python -m pytest -o addopts=-q -rs tests/fleet/export tests/fleet/sweeps $(PYTEST_ARGS)
 
 # The tests of PyTorch in a separate environment, with one thread each, since threads of parallel tests
 # wait for each other. (Horovod is left out: it is for TensorFlow and takes minutes to build.)

@@ -102,7 +102,7 @@ def with_spec_keys(sweep: Sweep, chosen: Mapping[str, str]) -> Sweep:
         ],
     )
     for name, key in keys.items():
-        if name != key:
+        if name != key and name not in chosen:
             renamed.change(name, f"sets {key}")
     _add_optimizer_conditions(renamed)
     _drop_fixed_conditions(renamed)

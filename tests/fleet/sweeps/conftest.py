@@ -33,6 +33,7 @@ def import_path(capsys):
     """Return a function that imports a file or folder."""
 
     def run(path, *options):
+        capsys.readouterr()
         status = main(["import", str(path), *map(str, options), "--json"])
         out, err = capsys.readouterr()
         assert status == 0, err

@@ -1,4 +1,4 @@
-"""Tests of the spec that ``fleet import`` writes, and of launches of it."""
+"""Tests of the spec that ``fleet import`` writes, and of launch of it."""
 
 import json
 
@@ -6,7 +6,6 @@ import pytest
 import yaml
 
 from fleet.__main__ import main
-from fleet.run import main as launch
 from fleet.spec import load
 from fleet.storage.results import read_results
 from fleet.storage.trials_file import FileObjective, FileTrial, TrialsFile, write_trials_file
@@ -36,6 +35,14 @@ def complete(spec):
 
 
 @pytest.fixture
+def launch():
+    pytest.importorskip("mpi4py", reason="MPI is not installed: make test has it")
+    from fleet.run import main as launch
+
+    return launch
+
+
+@pytest.fixture
 def source(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "sweep.yaml"
@@ -43,7 +50,7 @@ def source(tmp_path, monkeypatch):
     return path
 
 
-def test_imported_spec_trains(source, tmp_path, quick, capsys):
+def test_imported_spec_trains(source, tmp_path, quick, launch):
     spec = tmp_path / "spec.yaml"
     assert main(["import", str(source), "--to", str(spec)]) == 0
     complete(spec)
@@ -65,7 +72,7 @@ def test_imported_spec_without_data_and_network_says_so(source, tmp_path, capsys
 
 
 def test_launch_with_imported_trials_passes_them_to_the_sampler(
-    tmp_path, quick, monkeypatch, capsys
+    tmp_path, quick, launch, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     values = [{"train.optimizer.learning_rate": rate} for rate in (0.01, 0.02, 5.0)]
@@ -91,9 +98,9 @@ def test_launch_with_imported_trials_passes_them_to_the_sampler(
         in out
     )
     log = (tmp_path / "runs" / "warm" / "events.jsonl").read_text().splitlines()
-    known = [event for event in map(json.loads, log) if event.get("call") == "know"]
-    assert [event["network"] for event in known] == ["t0", "t1"]
-    assert [event["curve"] for event in known] == [[0.4, 0.5]] * 2
+    calls = [event for event in map(json.loads, log) if event.get("call") == "know"]
+    assert [event["network"] for event in calls] == ["t0", "t1"]
+    assert [event["curve"] for event in calls] == [[0.4, 0.5]] * 2
     assert launch(["specs/spec.yaml"]) == 0  # resumed: the log has the trials
 
 
@@ -126,10 +133,10 @@ def test_existing_files_are_replaced_by_force_only(tmp_path, source, refusal, im
     assert spec.read_text() == "mine"
     import_path(source, "--to", spec, "--force")
     assert "models" in yaml.safe_load(spec.read_text())
-    other = tmp_path / "other.yaml"
+    second = tmp_path / "other.yaml"
     (tmp_path / "other.trials.json").write_text("mine")
-    assert "other.trials.json exists" in refusal(RECORDED / "random", "--to", other)
-    assert not other.exists()
+    assert "other.trials.json exists" in refusal(RECORDED / "random", "--to", second)
+    assert not second.exists()
 
 
 def test_json_has_the_spec_and_all_notes(tmp_path, import_path):
@@ -180,7 +187,7 @@ def test_metric_in_the_wrong_direction_is_listed(tmp_path, import_path):
     assert result.train["stopping"]["monitor"] == "val_accuracy"
 
 
-def test_loaded_spec_has_the_search(source, tmp_path, quick):
+def test_loaded_spec_has_the_search(source, tmp_path):
     spec = tmp_path / "spec.yaml"
     main(["import", str(source), "--to", str(spec)])
     complete(spec)
