@@ -48,6 +48,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Run (on a cluster, start it with mpirun -n N python -m fleet.run SPEC)": {
         "run": ("fleet.commands.run", "train the networks of a spec on this machine"),
         "add": ("fleet.commands.live.add", "add networks to a running run"),
+        "clone": ("fleet.commands.live.clone", "add a network like another to a run"),
         "stop": ("fleet.commands.live.network_command", "stop a network of a running run"),
         "pause": ("fleet.commands.live.network_command", "pause a network of a running run"),
         "resume": ("fleet.commands.live.network_command", "resume a paused network"),

@@ -27,7 +27,7 @@ from fleet.errors import (
     SpecError,
     UserError,
 )
-from fleet.live_run import Report, Running
+from fleet.live_run import Report, Running, clone
 from fleet.local_launch import mpirun
 from fleet.monitor.run_history import NetworkEpoch, read_history
 from fleet.monitor.view import NotebookView
@@ -84,6 +84,7 @@ __all__ = [
     "Stopping",
     "Train",
     "UserError",
+    "clone",
     "dump",
     "launch",
     "load",

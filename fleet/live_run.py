@@ -32,8 +32,10 @@ from fleet.domain.run import RunNetwork, RunState
 from fleet.errors import EXPLAINED, ExitStatus, InfrastructureError, UserError, shortened
 from fleet.monitor.report import best_rows
 from fleet.monitor.view import NotebookView
+from fleet.runtime.cloning import clone_for_next_launch
 from fleet.runtime.external.command_handler import NetworkEnded
 from fleet.runtime.external.command_queue import CommandQueue
+from fleet.spec.clones import CloneRequest
 from fleet.spec.schema import ModelEntry
 from fleet.spec.section import plain
 from fleet.storage.event_log import DatedEvent, RunTail, first_line, read_events
@@ -122,6 +124,60 @@ def add(run: str | Path, entry: Mapping[str, Any] | ModelEntry) -> list[str]:
         UserError: the entry is invalid, or no launch accepts it.
     """
     return command(run, {"do": "add", "entry": _checked(entry)})
+
+
+def clone(
+    run: str | Path,
+    network: str,
+    values: Mapping[str, Any] | None = None,
+    *,
+    warm: bool = False,
+    name: str | None = None,
+) -> list[str]:
+    """Clone a network with other settings, in the running launch or else in the next one.
+
+    Args:
+        run: the run's folder.
+        network: name of any network of the run, however it has ended.
+        values: settings that differ, by keys as in a space, such as
+            ``train.optimizer.learning_rate`` or ``filters.0``.
+        warm: whether it starts from the newest checkpoint of the network: weights and optimizer.
+        name: name of the clone; by default that of the network with ``-clone``, and a number if it
+            is taken.
+
+    Returns:
+        The name of the clone; with folds, that of each fold.
+
+    Raises:
+        UserError: the clone cannot be trained, or the network has no checkpoint that fits.
+    """
+    paths = RunPaths(Path(run))
+    if not paths.marker.exists():
+        raise UserError(f"{run} is not the folder of a run")
+    content = {
+        "do": "clone",
+        "network": network,
+        "values": _checked_values(values or {}),
+        "warm": warm,
+        "name": name,
+    }
+    if find_held_lease(paths) is not None:
+        return command(run, content)
+    return clone_for_next_launch(paths, CloneRequest.parse(content))
+
+
+def _checked_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert values of a space to JSON.
+
+    Raises:
+        UserError: they cannot be written as JSON.
+    """
+    content = plain(dict(values))
+    try:
+        json.dumps(content, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"clone: the values cannot be written as YAML: {error}") from None
+    return dict(content)
 
 
 def _checked(entry: Any) -> dict[str, Any]:
@@ -328,6 +384,26 @@ class Running:
                 "add takes an entry of one network; use add_all for `grid:` or `count:`"
             )
         return self.add_all(content)[0]
+
+    def clone(
+        self,
+        network: str,
+        values: Mapping[str, Any] | None = None,
+        *,
+        warm: bool = False,
+        name: str | None = None,
+    ) -> str:
+        """Clone a network with other settings; return the name of the clone.
+
+        Args:
+            network, values, warm, name: as in :func:`fleet.api.clone`.
+
+        Raises:
+            UserError: the clone cannot be trained, or the run has ended.
+        """
+        if not self._has_begun():
+            raise UserError(f"{self.run}: the run has ended")
+        return clone(self.run, network, values, warm=warm, name=name)[0]
 
     def add_all(self, entry: Mapping[str, Any] | ModelEntry) -> list[str]:
         """Add all networks of an entry; return their names."""

@@ -34,16 +34,25 @@ def with_added_networks(spec: Spec, run: RunState) -> Spec:
         if command.do != "add":
             continue
         try:
-            spec, networks = with_entry(spec, command.given, spec.by_name, command.place)
+            spec, networks = with_entry(
+                spec, command.given, spec.by_name, command.place, command.values
+            )
         except UserError:  # the spec is another one by now, and has no place for them
             continue
         networks_added = [
-            placeholder_for(network, spec) if came[network.name].wrong else network
+            _with_history(network, spec, came[network.name])
             for network in networks
             if network.name in came
         ]
         spec = replace(spec, networks=(*spec.networks, *networks_added))
     return spec
+
+
+def _with_history(network: NetworkSpec, spec: Spec, added: NetworkAdded) -> NetworkSpec:
+    """Return a network of a command as it was added."""
+    if added.wrong:
+        return placeholder_for(network, spec)
+    return replace(network, parent=added.parent, parent_epoch=added.parent_epoch)
 
 
 def _rebuild(spec: Spec, index: int, added: NetworkAdded) -> NetworkSpec:

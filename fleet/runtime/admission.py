@@ -17,6 +17,7 @@ from fleet.runtime.startup.launch import PreparedLaunch
 from fleet.runtime.startup.memory import plan_memory
 from fleet.search.decisions import AddNetwork
 from fleet.spec import NetworkSpec
+from fleet.spec.clones import Clone, CloneRequest, describe_clone
 from fleet.spec.criteria import check_comparable, target_kinds
 from fleet.spec.entries import invalid_network, placeholder_for, proposed_network, variants
 from fleet.spec.fit_checks import find_misfits
@@ -98,17 +99,7 @@ class Admission:
                 trial = self._check(
                     proposed_network(spec, index, add.number, add.values, add.repeat)
                 )
-                if add.parent:
-                    epoch = copy_parent(
-                        self._launch.paths,
-                        trial.name,
-                        add.parent,
-                        trial.architecture.key,
-                        self._quota.make_room,
-                        self._launch.fence,
-                    )
-                    trial = replace(trial, parent=add.parent, parent_epoch=epoch)
-                network = trial
+                network = self._with_weights(trial, add.parent or "")
             except UserError as error:
                 wrong = " ".join(str(error).split())
         return self._admit(network, wrong, add.values, add.entry, add.number, add.parent or "")
@@ -136,14 +127,76 @@ class Admission:
         content = dict(entry) if name is None else {**entry, "name": name}
         return content, len(before.document.models), networks
 
+    def parse_clone(
+        self, request: CloneRequest
+    ) -> tuple[dict[str, Any], int, Clone, tuple[NetworkSpec, ...]]:
+        """Parse a clone without adding it; a warm one gets its weights.
+
+        Returns:
+            The entry of the clone, the number of entries before it, its description, and its
+            networks.
+
+        Raises:
+            UserError: it cannot be trained, or its source has no weights that fit.
+        """
+        before = self._spec
+        clone = describe_clone(before, self._results.networks, request)
+        try:
+            self._spec, networks = with_entry(
+                before, clone.entry, self._results.networks, drawn=clone.values
+            )
+            self._compare(networks)
+            networks = tuple(map(self._check, networks))
+            for network in networks:
+                self._launch.paths.first(network.name).unlink(missing_ok=True)
+            networks = tuple(
+                self._with_weights(network, clone.parent_of(network)) for network in networks
+            )
+        except UserError:
+            self._spec = before
+            raise
+        return clone.entry, len(before.document.models), clone, networks
+
+    def _with_weights(self, network: NetworkSpec, parent: str) -> NetworkSpec:
+        """Copy the newest checkpoint of a network's parent, if it has one.
+
+        Raises:
+            UserError: the parent has no checkpoint, or another architecture.
+        """
+        if not parent:
+            return network
+        epoch = copy_parent(
+            self._launch.paths,
+            network.name,
+            parent,
+            network.architecture.key,
+            self._quota.make_room,
+            self._launch.fence,
+        )
+        return replace(network, parent=parent, parent_epoch=epoch)
+
     def restore_entry(self, command: CommandReceived) -> tuple[NetworkSpec, ...]:
         """Return the networks of an entry that an earlier launch accepted but did not add.
 
         Raises:
             UserError: the entry does not fit the present spec.
         """
-        self._spec, networks = with_entry(self._spec, command.given, (), command.place)
-        return networks
+        before = self._spec
+        self._spec, networks = with_entry(before, command.given, (), command.place, command.values)
+        if not command.is_warm:
+            return networks
+        clone = Clone(
+            self._results.networks[command.source],
+            dict(command.given),
+            dict(command.values or {}),
+            command.is_warm,
+        )
+        return tuple(
+            network
+            if network.name in self._results.networks
+            else self._with_weights(network, clone.parent_of(network))
+            for network in networks
+        )
 
     def admit(self, network: NetworkSpec) -> NetworkAdmitted:
         """Admit a network; one that cannot be trained fails with a reason."""
@@ -153,7 +206,7 @@ class Admission:
         except UserError as error:
             network = placeholder_for(network, self._spec)
             wrong = " ".join(str(error).split())
-        return self._admit(network, wrong, network.parameters)
+        return self._admit(network, wrong, network.parameters, parent=network.parent)
 
     def _check(self, network: NetworkSpec) -> NetworkSpec:
         """Return a network completed from the data.

@@ -80,7 +80,7 @@ def engine_of(document: Document) -> EngineInfo:
 
 
 def networks_of(
-    spec: Spec, index: int, position: int | None = None
+    spec: Spec, index: int, position: int | None = None, drawn: Mapping[str, Any] | None = None
 ) -> tuple[list[NetworkSpec], list[Problem]]:
     """Make the networks of an entry; a search proposes its networks later.
 
@@ -88,6 +88,7 @@ def networks_of(
         spec: the spec with the entry.
         index: index of the entry in ``models``.
         position: another index that determines the values that are drawn.
+        drawn: values to use instead, of an entry that draws none.
 
     Returns:
         The networks, and the problems of the entry: key path below it, what is wrong, what would
@@ -107,6 +108,8 @@ def networks_of(
     # Each entry draws from its own stream: adding an entry does not change the networks of others.
     seed = document.seed + 7919 * (index if position is None else position)
     draws = attempt(problems, _draws, entry, seed) or []
+    if drawn is not None:
+        draws = [dict(drawn)]
     if len(draws) * entry.networks_per_trial > MAX_NETWORKS:
         count = pluralize(len(draws) * entry.networks_per_trial, "network")
         problems.append(
@@ -114,13 +117,13 @@ def networks_of(
         )
         return [], problems
     names = attempt(problems, _names, entry, draws, spec.existing) or []
-    for name, drawn in zip(names, draws, strict=False):
-        train = attempt(problems, _train, document, entry, drawn, engine)
-        architecture = attempt(problems, _architecture, entry, drawn, engine)
+    for name, member in zip(names, draws, strict=False):
+        train = attempt(problems, _train, document, entry, member, engine)
+        architecture = attempt(problems, _architecture, entry, member, engine)
         if train is None or architecture is None:
             break  # the other draws probably have the same problem
         for repeat in _repeats(entry):
-            network = _network(spec, index, name, train, architecture, drawn, repeat=repeat)
+            network = _network(spec, index, name, train, architecture, member, repeat=repeat)
             if document.data.folds is None:
                 networks.append(network)
         for fold in range(document.data.folds or 0):

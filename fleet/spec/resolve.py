@@ -164,7 +164,11 @@ def _without(content: Mapping[str, Any], paths: Iterable[tuple]) -> dict[str, An
 
 
 def with_entry(
-    spec: Spec, content: Any, taken_names: Collection[str], position: int | None = None
+    spec: Spec,
+    content: Any,
+    taken_names: Collection[str],
+    position: int | None = None,
+    drawn: Mapping[str, Any] | None = None,
 ) -> tuple[Spec, tuple[NetworkSpec, ...]]:
     """Return a spec with one more entry, and the networks of that entry.
 
@@ -176,6 +180,7 @@ def with_entry(
         taken_names: the names of existing networks.
         position: the number of entries when the entry was first added; it determines the values
             that are drawn for its networks.
+        drawn: the values of a clone by the keys of a space; None for another entry.
 
     Returns:
         The spec with the entry as the last of its models, and the networks of the entry.
@@ -194,7 +199,7 @@ def with_entry(
     except ValidationError as error:
         problems = explain(error, content, owner=ModelEntry)
         raise SpecError([mistake(*problem) for problem in problems]) from None
-    if entry.search is not None or entry.data is not None:
+    if entry.search is not None or (entry.data is not None and drawn is None):
         key = "search" if entry.search is not None else "data"
         raise SpecError(
             [mistake((key,), "cannot be added to a running run", "put it into the spec")]
@@ -208,7 +213,7 @@ def with_entry(
         )
         entry = replace(entry, name=f"{entry.stem}.{number}")
     extended = replace(spec, document=replace(document, models=(*document.models, entry)))
-    networks, problems = networks_of(extended, len(document.models), position)
+    networks, problems = networks_of(extended, len(document.models), position, drawn)
     mistakes = [mistake(*problem) for problem in problems]
     mistakes += [
         mistake(("name",), f"a network of the run is named {name!r}", "use another name")

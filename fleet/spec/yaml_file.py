@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from fleet.errors import SpecError, SpecMistake
+from fleet.errors import SpecError, SpecMistake, UserError, shortened
 from fleet.spec.origin import key_path
 from fleet.spec.schema import Document
 from fleet.spec.section import plain
@@ -36,6 +36,22 @@ def dump_plain(content: Mapping[str, Any]) -> str:
         default_flow_style=None,
         width=100,
     )
+
+
+def read_value(text: str) -> Any:
+    """Return a value that is written as in a spec, such as on a command line.
+
+    Raises:
+        UserError: the text is no YAML.
+
+    >>> read_value("1e-4"), read_value("[8, 16]"), read_value("adam")
+    (0.0001, [8, 16], 'adam')
+    """
+    try:
+        return _Loader(text).get_single_data()
+    # Not only YAMLError: a tag such as !!int may precede text.
+    except (yaml.YAMLError, ValueError, LookupError, RecursionError) as error:
+        raise UserError(f"{shortened(text, 80)!r} is no value as in a spec: YAML") from error
 
 
 class _Loader(yaml.SafeLoader):

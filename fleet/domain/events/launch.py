@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, PlainSerializer
 
 from fleet.domain.json_record import JsonRecord, Micro, Milli, OmitDefault
 from fleet.domain.network import EvaluationResult, Outcome
-from fleet.spec.old_keys import with_new_keys
+from fleet.spec.old_keys import values_with_new_names, with_new_keys
 from fleet.units import parse_delta
 from scheduler.base import Cluster, Delta
 
@@ -202,6 +202,9 @@ class CommandReceived(JsonRecord, word="command"):
             what the group of each network does (``app``: save; ``kill``: give up its training since
             its last checkpoint).
         place: for ``add``: the number of entries before it.
+        source: for a clone: the network that it is like.
+        values: for a clone: its values by the keys of a space; None for another entry.
+        is_warm: whether a clone starts from the weights of its source.
     """
 
     command: str
@@ -209,11 +212,16 @@ class CommandReceived(JsonRecord, word="command"):
     networks: tuple[str, ...]
     given: Annotated[Mapping[str, Any], OmitDefault] = field(default_factory=dict, hash=False)
     place: Annotated[int, OmitDefault] = 0
+    source: Annotated[str, OmitDefault] = ""
+    values: Annotated[Mapping[str, Any] | None, OmitDefault] = field(default=None, hash=False)
+    is_warm: Annotated[bool, OmitDefault] = False
 
     def __post_init__(self) -> None:
         if self.do == "add":
             entry = with_new_keys(self.given, section="models").content
             object.__setattr__(self, "given", entry)
+        if self.values is not None:
+            object.__setattr__(self, "values", values_with_new_names(self.values))
 
 
 class NodesReleased(JsonRecord, word="nodes_left"):

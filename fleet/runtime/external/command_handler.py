@@ -1,6 +1,7 @@
 """Handler of the commands in a run's folder: carries them out and answers them one by one.
 
-A command is a mapping with the key ``do``: ``add`` with an ``entry``; ``stop``, ``pause`` and
+A command is a mapping with the key ``do``: ``add`` with an ``entry``; ``clone`` with a
+``network``, ``values``, ``warm`` and a ``name`` or null; ``stop``, ``pause`` and
 ``resume`` with a ``network``; or ``yield`` with a number of ``nodes`` and ``within_s``. The answer
 has ``networks``, the names of its networks, and for ``yield`` the details of
 :class:`CommandReceived`; or ``error``, and ``is_over`` if the network has already ended. The event
@@ -12,15 +13,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fleet.control.effects import Input, NetworkAdmitted, NetworkCommand, NodesRequested
 from fleet.domain.events import CommandReceived, Event
 from fleet.errors import UserError
 from fleet.runtime.admission import Admission
+from fleet.runtime.cloning import clone_event
 from fleet.runtime.external.command_queue import Command, CommandQueue
 from fleet.search.searcher import Verdict
+from fleet.spec import NetworkSpec
+from fleet.spec.clones import CloneRequest
 from fleet.storage.results import Results
 from fleet.units import listed
 
@@ -116,8 +120,11 @@ class CommandHandler:
         earlier = self._handled.get(command.name)
         inputs: list[Input] = []
         if do == "add":
-            event, admitted = self._add(command.name, content.get("entry"), earlier)
-            inputs += admitted
+            event, networks = self._add(command.name, content.get("entry"), earlier)
+            inputs += self._admit(networks)
+        elif do == "clone":
+            event, networks = self._clone(command.name, content, earlier)
+            inputs += self._admit(networks)
         elif isinstance(do, str) and do in VERDICTS:
             event = CommandReceived(
                 command.name, do, (self._check_unfinished(content.get("network")),)
@@ -130,7 +137,8 @@ class CommandHandler:
             inputs.append(request)
         else:
             raise UserError(
-                f"unknown command {do!r}; known commands are add, {', '.join(VERDICTS)}, yield"
+                f"unknown command {do!r}; known commands are add, clone, {', '.join(VERDICTS)}, "
+                "yield"
             )
         if earlier is None:
             self._handled[command.name] = event
@@ -141,8 +149,8 @@ class CommandHandler:
 
     def _add(
         self, name: str, entry: Any, event: CommandReceived | None
-    ) -> tuple[CommandReceived, list[NetworkAdmitted]]:
-        """Return the event of a new entry, and its networks that were not added yet."""
+    ) -> tuple[CommandReceived, Sequence[NetworkSpec]]:
+        """Return the event of a new entry, and its networks."""
         if event is None:
             content, position, networks = self._admission.parse_entry(entry)
             event = CommandReceived(
@@ -150,7 +158,20 @@ class CommandHandler:
             )
         else:
             networks = self._admission.restore_entry(event)
-        return event, [
+        return event, networks
+
+    def _clone(
+        self, name: str, content: Mapping[str, Any], event: CommandReceived | None
+    ) -> tuple[CommandReceived, Sequence[NetworkSpec]]:
+        """Return the event of a clone, and its networks."""
+        if event is not None:
+            return event, self._admission.restore_entry(event)
+        entry, position, clone, networks = self._admission.parse_clone(CloneRequest.parse(content))
+        return clone_event(name, entry, position, clone, networks), networks
+
+    def _admit(self, networks: Iterable[NetworkSpec]) -> list[NetworkAdmitted]:
+        """Admit networks that were not added yet."""
+        return [
             self._admission.admit(network)
             for network in networks
             if network.name not in self._results.networks

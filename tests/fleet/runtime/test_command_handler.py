@@ -98,7 +98,7 @@ def test_command_add_is_logged_before_networks_come(handled):
         ({"do": ["stop"]}, "unknown command"),
         (
             {"do": "explode"},
-            "unknown command 'explode'; known commands are add, stop, pause, resume, yield",
+            "unknown command 'explode'; known commands are add, clone, stop, pause, resume, yield",
         ),
         ({}, "unknown command"),
     ],
