@@ -8,10 +8,13 @@
           max_trials: 100
           options: {population: 20, sample: 5}
 
-The best of a few random parents is mutated, and the oldest members are removed.
+The best of a few random parents is mutated, and the oldest members are removed. Keys of the space
+may have conditions: a mutation draws values for those that come into use.
 """
 
 import random
+
+from fleet.api import dependency_order, is_active
 
 
 class Searcher:
@@ -19,6 +22,7 @@ class Searcher:
 
     def __init__(self, space, seed, mode, population=20, sample=5):
         self.space = space
+        self.names = dependency_order(space)
         self.random = random.Random(seed)
         self.sign = 1 if mode == "maximize" else -1
         self.population = population
@@ -34,10 +38,19 @@ class Searcher:
 
     def propose(self):
         if len(self.members) < self.population or len(self.living) < self.sample:
-            return {name: self.draw(name) for name in self.space}
+            return self.complete({})
         parent = max(self.random.sample(self.living, self.sample))[1]
-        name = self.random.choice(list(self.space))
-        return {**self.members[parent], name: self.draw(name)}
+        values = dict(self.members[parent])
+        values.pop(self.random.choice(list(values)))
+        return self.complete(values)
+
+    def complete(self, values):
+        """Draw the missing values, and leave out those that are not used."""
+        member = {}
+        for name in self.names:
+            if is_active(self.space[name], member):
+                member[name] = values[name] if name in values else self.draw(name)
+        return member
 
     def ask(self, number):
         fresh = (

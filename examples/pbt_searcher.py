@@ -11,7 +11,8 @@
 
 Every few epochs a network is compared with the others at the same age. Networks in the worst
 quarter stop; the next proposed network starts from the weights and optimizer of one in the best
-quarter, with slightly changed values.
+quarter, with slightly changed values. Keys of the space have no conditions and no steps, since a
+child with other keys could not continue its parent's training.
 """
 
 import random
@@ -21,6 +22,11 @@ class Searcher:
     """Give each child the age that its parent had when the child was proposed."""
 
     def __init__(self, space, seed, mode, population=8, every=3, quarter=0.25, factors=(0.8, 1.25)):
+        for name, values in space.items():
+            if getattr(values, "when", None) or getattr(values, "step", None):
+                raise ValueError(
+                    f"{name} has a condition or a step; population based training has none"
+                )
         self.space = space
         self.random = random.Random(seed)
         self.sign = 1 if mode == "maximize" else -1
@@ -68,11 +74,11 @@ class Searcher:
     def draw(self, values):
         if isinstance(values, tuple):
             return self.random.choice(values)
-        return values.at(self.random.random())
+        return values.at(self.random.random())  # choices with weights have it, too
 
     def near(self, name, value):
         values = self.space[name]
-        if isinstance(values, tuple):
+        if not hasattr(values, "low"):
             return self.random.choice(values) if self.random.random() < 0.25 else value
         moved = min(max(value * self.random.choice(self.factors), values.low), values.high)
         return round(moved) if values.integer else moved

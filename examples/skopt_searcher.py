@@ -13,9 +13,16 @@ from skopt import Optimizer
 from skopt.space import Categorical, Integer, Real
 
 
-def dimension(values):
+def is_list(values):
+    """Return True for choices, with or without weights."""
+    return not hasattr(values, "low")
+
+
+def dimension(name, values):
     """Convert a range of FLEET to scikit-optimize; choices become their indices."""
-    if isinstance(values, tuple):
+    if getattr(values, "when", None) or getattr(values, "step", None):
+        raise ValueError(f"{name} has a condition or a step, which scikit-optimize does not know")
+    if is_list(values):
         return Categorical(range(len(values)))
     return (Integer if values.integer else Real)(
         values.low, values.high, "log-uniform" if values.log else "uniform"
@@ -27,6 +34,7 @@ class Searcher:
 
     def __init__(self, space, seed, mode, **options):
         self.space = space
+        self.dimensions = [dimension(name, values) for name, values in space.items()]
         self.seed = seed
         self.options = options
         self.sign = -1 if mode == "maximize" else 1  # scikit-optimize minimizes
@@ -35,7 +43,7 @@ class Searcher:
 
     def ask(self, number):
         optimizer = Optimizer(
-            list(map(dimension, self.space.values())),
+            self.dimensions,
             random_state=self.seed + number,
             **self.options,
         )
@@ -57,7 +65,7 @@ class Searcher:
             return None
         self.proposed[number] = point
         return {
-            name: values[coordinate] if isinstance(values, tuple) else coordinate
+            name: values[coordinate] if is_list(values) else coordinate
             for (name, values), coordinate in zip(self.space.items(), point, strict=True)
         }
 
@@ -65,7 +73,7 @@ class Searcher:
         """Add a network of an earlier run, or of another searcher of this run."""
         point = []
         for name, choices in self.space.items():
-            if isinstance(choices, tuple):  # 1, 1.0 and True are three choices
+            if is_list(choices):  # 1, 1.0 and True are three choices
                 point.append(list(map(repr, choices)).index(repr(values[name])))
             else:
                 point.append(values[name])

@@ -52,6 +52,7 @@ from fleet.spec import (
     load,
     parse,
 )
+from fleet.spec.conditions import dependency_order, is_active
 from fleet.spec.space import space_of
 from fleet.storage.event_log import first_line, launch_status, log_position
 from fleet.storage.files import atomic_write
@@ -85,7 +86,9 @@ __all__ = [
     "Train",
     "UserError",
     "clone",
+    "dependency_order",
     "dump",
+    "is_active",
     "launch",
     "load",
     "mpirun",

@@ -27,9 +27,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from fleet.errors import UserError
 from fleet.export.tracked_run import DATABASES, TrackedNetwork, TrackedObjective, TrackedRun
-from fleet.spec.dimensions import Range, key_of_value
+from fleet.spec.dimensions import Range, ends_of, key_of_value, normal_form
 from fleet.spec.hyperparameters import to_scalar
-from fleet.spec.space import member_of
 from fleet.storage.results import Status
 
 _STATES = {
@@ -203,9 +202,10 @@ def _parameters(
 ) -> Iterable[tuple[str, BaseDistribution, Any]]:
     """Yield parameters whose values are in the current space: name, distribution and value."""
     for name, dimension in space.items():
-        with suppress(UserError):
-            member_of({name: dimension}, {name: network.drawn.get(name)})
-            yield name, *_parameter(dimension, network.drawn.get(name))
+        if name in network.drawn:
+            with suppress(UserError):
+                value = normal_form(name, dimension, network.drawn[name])
+                yield name, *_parameter(dimension, value)
 
 
 def _parameter(dimension: Any, value: Any) -> tuple[BaseDistribution, Any]:
@@ -216,6 +216,8 @@ def _parameter(dimension: Any, value: Any) -> tuple[BaseDistribution, Any]:
         is_plain = len(set(plain)) == len(plain)
         write: Callable[[Any], Any] = to_scalar if is_plain else key_of_value
         return CategoricalDistribution(tuple(map(write, choices))), write(value)
+    low, high = ends_of(dimension)
     if dimension.integer:
-        return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log), value
-    return FloatDistribution(float(dimension.low), float(dimension.high), log=dimension.log), value
+        step = 1 if dimension.step is None else int(dimension.step)
+        return IntDistribution(low, high, log=dimension.log, step=step), value
+    return FloatDistribution(low, high, log=dimension.log, step=dimension.step), value

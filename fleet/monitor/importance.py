@@ -101,46 +101,47 @@ def _by_permutation(
 def _by_optuna(
     search: SearchReport, keys: Sequence[str], ranked: Sequence[SearchTrial]
 ) -> _KeyScores:
-    """Return how much a key's distribution among the best networks differs from all (PED-ANOVA)."""
+    """Return how much a key's distribution among the best networks differs from all (PED-ANOVA).
+
+    Each key is evaluated on the networks that have a value in its dimension: under conditions these
+    are some of all.
+    """
     import optuna
 
-    ranked = [
-        trial
-        for trial in ranked
-        if None not in [coordinate_of(trial.values.get(key), search.space[key]) for key in keys]
-    ]
-    if len(ranked) < MIN_NETWORKS:
-        message = (
-            "Too few networks have values inside the space for all keys to compute importances."
-        )
-        return [0.0] * len(keys), message
     logging.getLogger("optuna").setLevel(logging.WARNING)
-    space: dict[str, optuna.distributions.BaseDistribution] = {}
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    scores: dict[str, float] = {}
     for key in keys:
         dimension = search.space[key]
+        distribution: optuna.distributions.BaseDistribution
         if isinstance(dimension, Range):
-            space[key] = optuna.distributions.FloatDistribution(
+            distribution = optuna.distributions.FloatDistribution(
                 dimension.low, dimension.high, log=dimension.log
             )
         else:
-            choices = [repr(choice) for choice in dimension]
-            space[key] = optuna.distributions.CategoricalDistribution(choices)
-    study = optuna.create_study(direction="maximize" if search.is_larger_better else "minimize")
-    for trial in ranked:
-        values = {
-            key: trial.values[key]
-            if isinstance(search.space[key], Range)
-            else repr(trial.values[key])
-            for key in keys
-        }
-        with warnings.catch_warnings(action="ignore"):
-            study.add_trial(
-                optuna.create_trial(params=values, value=trial.value, distributions=space)
-            )
-    importances = optuna.importance.get_param_importances(
-        study, evaluator=optuna.importance.PedAnovaImportanceEvaluator()
-    )
-    return [importances.get(key, 0.0) for key in keys], (
+            distribution = optuna.distributions.CategoricalDistribution(list(map(repr, dimension)))
+        study = optuna.create_study(direction="maximize" if search.is_larger_better else "minimize")
+        for trial in ranked:
+            value = trial.values.get(key)
+            if coordinate_of(value, dimension) is None:
+                continue
+            value = value if isinstance(dimension, Range) else repr(value)
+            with warnings.catch_warnings(action="ignore"):
+                study.add_trial(
+                    optuna.create_trial(
+                        params={key: value}, value=trial.value, distributions={key: distribution}
+                    )
+                )
+        if len(study.trials) >= MIN_NETWORKS:
+            with warnings.catch_warnings(action="ignore"):  # normalize is experimental
+                importances = optuna.importance.get_param_importances(
+                    study, evaluator=evaluator, normalize=False
+                )
+            scores[key] = importances.get(key, 0.0)
+    if not scores:
+        message = "Too few networks have values inside the space to compute importances."
+        return [0.0] * len(keys), message
+    return [scores.get(key, 0.0) for key in keys], (
         "Importance by Optuna's PED-ANOVA: how much the values of the best networks differ from "
         "the rest."
     )
@@ -158,5 +159,5 @@ def _number(value: Any, values: Dimension) -> float:
     if coordinate is not None:
         return coordinate
     if isinstance(values, Range):
-        return values.low - (0.0 if values.log else values.high - values.low)
+        return values.low - (values.high - values.low)
     return -1.0

@@ -11,6 +11,7 @@ from fleet.__main__ import main
 from fleet.api import read_history, read_results
 from fleet.export.tracked_run import TrackedObjective
 from fleet.export.trackers import write
+from fleet.spec.dimensions import Range
 from tests.fleet.export.conftest import CHANGED, EARLY, LATE, RATE, made_up
 
 optuna = pytest.importorskip("optuna", reason="Optuna is not installed: make test-track has it")
@@ -141,6 +142,28 @@ def test_optuna_keeps_values_from_another_space(tmp_path, name):
     write("optuna", narrow, path)
     first = studies(path)["digits-net"].trials[0]
     assert (first.params, first.user_attrs[RATE]) == ({"filters": "[8, 16]"}, 0.01)
+
+
+@FORMS
+def test_optuna_trials_lack_unused_parameters(tmp_path, name):
+    space = {
+        "filters": ([8], [8, 16]),
+        "depth": Range(1, 8, integer=True, step=2, when={"filters": [[8]]}),
+        "dropout": Range(0, 0.5, step=0.1, when={"depth": {"least": 3}}),
+    }
+    drawn = [{"filters": [8], "depth": 3, "dropout": 0.3}, {"filters": [8, 16]}]
+    networks = [
+        replace(network, drawn=values)
+        for network, values in zip(LATE.networks, drawn, strict=False)
+    ]
+    write("optuna", made_up(*networks, spaces={"net": space}), path := tmp_path / name)
+    first, second = studies(path)["digits-net"].trials
+    assert first.params == {"filters": "[8]", "depth": 3, "dropout": 0.3}
+    assert second.params == {"filters": "[8, 16]"}
+    assert first.distributions["depth"] == optuna.distributions.IntDistribution(1, 7, step=2)
+    assert first.distributions["dropout"] == optuna.distributions.FloatDistribution(
+        0, 0.5, step=0.1
+    )
 
 
 def test_optuna_studies_equal_tables_after_resume(searched, tmp_path, capsys):

@@ -102,3 +102,24 @@ def test_importance_needs_networks_keys_and_a_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     importance = importance_of(search(80, value))
     assert (importance.shares, "Install scikit-learn" in importance.summary) == ({}, True)
+
+
+@pytest.mark.parametrize("library", ["sklearn", "optuna"])
+def test_importance_of_a_key_with_a_condition(library, monkeypatch):
+    pytest.importorskip(library)
+    if library == "optuna":
+        monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
+    report = search(
+        80, lambda position, values: values["depth"] if values["filters"] == [8] else 5.5
+    )
+    trials = tuple(
+        trial
+        if trial.values["filters"] == [8]
+        else replace(
+            trial, values={key: value for key, value in trial.values.items() if key != "depth"}
+        )
+        for trial in report.trials
+    )
+    depth = Range(1, 9, integer=True, when={"filters": [[8]]})
+    report = replace(report, trials=trials, space={**SPACE, "depth": depth})
+    assert next(iter(importance_of(report).shares)) == "depth"

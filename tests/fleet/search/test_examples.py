@@ -7,14 +7,16 @@ import pytest
 import yaml
 
 from fleet.domain.events import NetworkVerdict
+from fleet.errors import UserError
 from fleet.search.calls import AddPriorTrial
-from fleet.search.searcher import TrialOutcome
+from fleet.search.searcher import TrialOutcome, make_searcher
 from fleet.spec import parse
-from fleet.spec.dimensions import Range
+from fleet.spec.dimensions import Choices, Range
 from fleet.spec.entries import proposed_network
-from fleet.spec.enumeration import ends
+from fleet.spec.enumeration import ends, size_of
 from tests.fleet.search.launches import LEARNING_RATE, Launch, run_killed, search_of
 from tests.places import ROOT
+from tests.refusals import refused
 
 RATES = {LEARNING_RATE: Range(1e-4, 0.1, log=True)}
 SHAPES = {"filters.0": tuple(range(1, 20)), "filters.1": tuple(range(1, 20)), "kernel": (1, 3, 5)}
@@ -87,6 +89,29 @@ def test_evolution_ends_with_an_exhausted_space():
     launch, _, _ = run_killed([], search, {"kernel": (1, 3, 5)}, epochs=1)
     assert len(launch.added) == 3
     assert not launch.controller.sampling.has_failed
+
+
+BRANCHES = {
+    "kernel": Range(1, 3, integer=True, when={"norm": ["batch", "layer"]}),
+    "norm": ("none", "batch", "layer"),
+    "pool": Choices(("max", "mean"), weights=(1, 3), when={"kernel": {"least": 2}}),
+}
+
+
+def test_evolution_proposes_members_of_a_conditional_space():
+    search = search_of(
+        "evolution_searcher:Searcher", max_trials=120, options={"population": 4, "sample": 2}
+    )
+    launch, _, _ = run_killed([], search, BRANCHES, epochs=1)
+    assert len(launch.added) == size_of(BRANCHES) == 11
+    assert not launch.controller.sampling.has_failed
+
+
+@pytest.mark.parametrize("sampler", ["pbt_searcher", "skopt_searcher"])
+def test_examples_refuse_conditions_that_they_ignore(sampler):
+    pytest.importorskip("skopt" if sampler == "skopt_searcher" else "random")
+    with refused(UserError, "kernel has a condition or a step"):
+        make_searcher(f"{sampler}:Searcher", BRANCHES, 0, "maximize", {})
 
 
 PBT = search_of("pbt_searcher:Searcher", max_trials=30, max_concurrent=8, options={"every": 2})
