@@ -52,8 +52,9 @@ class Searcher(Protocol):
     only, and on no clock or file.
 
     Args:
-        space: name -> :class:`~fleet.spec.space.Range` (``low``, ``high``, ``log``, ``integer``),
-            or a tuple of choices.
+        space: name -> a tuple of choices, a :class:`~fleet.spec.dimensions.Range` (``low``,
+            ``high``, ``log``, ``integer``, ``step``, ``prior``, ``when``), or
+            :class:`~fleet.spec.dimensions.Choices` (a sequence with ``weights`` and ``when``).
         seed: seed for all random choices.
         mode: ``maximize`` or ``minimize``; a tuple for several objectives.
         options: those of the spec.
@@ -66,9 +67,9 @@ class Searcher(Protocol):
             number: number of the network, counted from 0 within the entry.
 
         Returns:
-            A value for each key of the space; optionally also ``parent``, the number of the network
-            from whose weights it starts. None to propose nothing now: ``ask`` is called again after
-            the next report or tell.
+            A value for each key of the space that is used (:func:`fleet.api.is_active`); optionally
+            also ``parent``, the number of the network from whose weights it starts. None to propose
+            nothing now: ``ask`` is called again after the next report or tell.
         """
 
     def report(self, number: int, epoch: int, value: float) -> str:
