@@ -9,7 +9,7 @@
           options: {population: 20, sample: 5}
 
 The best of a few random parents is mutated, and the oldest members are removed. Keys of the space
-may have conditions: a mutation draws values for those that come into use.
+may have conditions: a mutation draws a value where a key comes into use.
 """
 
 import random
@@ -45,7 +45,7 @@ class Searcher:
         return self.complete(values)
 
     def complete(self, values):
-        """Draw the missing values, and leave out those that are not used."""
+        """Draw the missing values, and leave out unused ones."""
         member = {}
         for name in self.names:
             if is_active(self.space[name], member):
