@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.domain.events import TimeLeftEstimated
-from fleet.domain.network import EpochRecord, remaining_epochs
+from fleet.domain.network import EpochRecord, remaining_epochs, training_time
 from fleet.domain.overheads import mean_s
 from fleet.domain.remaining_work import ExpectedTrials, RemainingWork
 from fleet.domain.run import RunState
@@ -181,7 +181,16 @@ class Estimator:
         )
         if low is None or high is None:
             return None
-        return TimeLeftEstimated(*useful_range(low, high), networks)
+        limits = [
+            (
+                self._networks[self._like(name)],
+                () if name in self._coming else self._run.networks[name].status.history,
+                self._coming[name].networks if name in self._coming else 1.0,
+            )
+            for name in epochs_left
+        ]
+        latest = _latest_end_s(limits, self._cluster.gpus)
+        return TimeLeftEstimated(*useful_range(min(low, latest), min(high, latest)), networks)
 
     def _epochs_left(self, name: str, remaining: RemainingWork) -> tuple[int, int]:
         """Return the minimum and maximum epochs left of a network; it may end at its next rung."""
@@ -487,6 +496,28 @@ def useful_range(low: float, high: float) -> tuple[float, float]:
 def _slowed(rate: float, samples: int, more_s: float) -> float:
     """Return the rate at which some samples take `more_s` longer."""
     return samples / (samples / rate + max(0.0, more_s))
+
+
+def _latest_end_s(
+    networks: Iterable[tuple[NetworkSpec, Sequence[EpochRecord], float]], gpus: int
+) -> float:
+    """Return a bound of the time left if all networks have time limits; else infinity.
+
+    Graham (1969): without idle GPUs, no schedule takes longer than the mean load of a GPU and the
+    longest network together.
+
+    Args:
+        networks: networks with their finished epochs, and how many networks each stands for.
+        gpus: number of GPUs.
+    """
+    load = longest = 0.0
+    for network, history, count in networks:
+        if network.train.stopping.max_time is None:
+            return math.inf
+        left_s = max(0.0, network.train.stopping.max_time - training_time(history))
+        load += count * left_s * network.min_gpus
+        longest = max(longest, left_s)
+    return load / gpus + longest
 
 
 def _max_epochs(stopping: Stopping, epoch_s: float) -> int:

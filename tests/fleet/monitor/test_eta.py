@@ -158,6 +158,16 @@ def test_range_follows_the_stopping_rule():
     )  # quartiles of the epochs that patience allows
 
 
+def test_time_limits_bound_the_range():
+    run = estimator(converge={"max_epochs": 1000, "max_time": 50})
+    assert run.estimate().high_s <= useful_range(100, 100)[1]
+    for network in ("a", "b"):
+        run.add(epoch(network, 1, 40.0, waited_s=0.0), 40.0)
+    assert run.estimate().high_s <= useful_range(20, 20)[1]
+    unlimited = estimator(converge={"max_epochs": 1000})
+    assert unlimited.estimate().low_s > 1000
+
+
 def test_epochs_of_earlier_launches_count_unless_lost():
     run = estimator(histories={"b": (record(1), record(2))})
     run.add(epoch("b", 1, 30.0), 0.0)  # logged late
