@@ -160,7 +160,7 @@ def _grid_values(
     else:
         points = [low + number * (high - low) / (count - 1) for number in range(count)]
     if base is not None:
-        return [rounded(_power(key, base, point)) for point in points]
+        return [_power(key, base, point) for point in points]
     if kind == "int":
         return [math.floor(point + 0.5) for point in points]
     return [rounded(point) for point in points]
@@ -170,7 +170,7 @@ def _power(key: str, base: float, exponent: float) -> float:
     if base <= 0:
         raise UserError(f"{key}.base: {base} should be above 0")
     try:
-        return float(base) ** exponent
+        return rounded(float(base) ** exponent)
     except OverflowError:
         raise UserError(
             f"{key}: {base}**{exponent} is too large; minval and maxval are exponents"

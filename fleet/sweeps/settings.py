@@ -21,7 +21,7 @@ from fleet.spec.origin import is_below
 from fleet.spec.space import override
 from fleet.spec.train import Optimizer, Train
 from fleet.storage.trials_file import FileTrial
-from fleet.sweeps.sweep import Sweep
+from fleet.sweeps.sweep import Sweep, within
 from launch.errors import did_you_mean
 
 OPTIMIZER = "train.optimizer.name"
@@ -315,4 +315,6 @@ def _without_unused(sweep: Sweep, trial: FileTrial) -> FileTrial:
         when = dimension.get("when", {}) if isinstance(dimension, Mapping) else {}
         if any(name not in values or not meets(values[name], when[name]) for name in when):
             del values[key]
+        else:
+            values[key] = within(dimension, values[key])
     return replace(trial, values=values)

@@ -149,7 +149,7 @@ def number_range(
     if integer:
         low, high = (int(bound) for bound in bounds)
     else:
-        low, high = (rounded(float(bound)) for bound in bounds)
+        low, high = (float(bound) for bound in bounds)
     if low > high:
         raise UserError(f"{key}: the smallest value {low} is above the largest value {high}")
     if log and low <= 0:
@@ -162,12 +162,25 @@ def number_range(
     if integer:
         content["integer"] = True
     if step is not None:
-        content["step"] = int(step) if integer else rounded(step)
+        content["step"] = int(step) if integer else step
     if prior is not None:
         content["prior"] = dict(prior)
     if when:
         content["when"] = dict(when)
     return content
+
+
+def within(dimension: Any, value: Any) -> Any:
+    """Return a value of a trial, at a bound of its range if it is beyond it by rounding only.
+
+    >>> within({"low": 0.1, "high": 0.3}, 0.30000000000000004), within({"low": 0, "high": 1}, 2)
+    (0.3, 2)
+    """
+    if isinstance(dimension, Mapping) and "low" in dimension and type(value) in (int, float):
+        for bound in (dimension["low"], dimension["high"]):
+            if math.isclose(value, bound, rel_tol=1e-9):
+                return bound
+    return value
 
 
 def rounded(value: float) -> float:

@@ -252,7 +252,7 @@ def _quantum(key: str, parameter: Mapping[str, Any]) -> float:
 
 def _exponential(key: str, exponent: float) -> float:
     try:
-        return math.exp(exponent)
+        return rounded(math.exp(exponent))
     except OverflowError:
         raise UserError(f"{key}: e**{exponent} is too large; bounds are exponents of e") from None
 
@@ -329,7 +329,7 @@ def _q_log_uniform_values(sweep: Sweep, key: str, parameter: Mapping[str, Any]) 
 
 def _normal(sweep: Sweep, key: str, parameter: Mapping[str, Any]) -> Any:
     mean, deviation = _moments(sweep, key, parameter)
-    low, high = mean - _CUT * deviation, mean + _CUT * deviation
+    low, high = (rounded(mean + side * deviation) for side in (-_CUT, _CUT))
     return number_range(key, low, high, prior=_prior(mean, deviation, high - low))
 
 
@@ -434,7 +434,9 @@ def _quantized(
     if log and quantum != 1:
         sweep.leave_out(f"{key}.q", "a logarithmic range has no step")
         return number_range(key, low, high, log=True, integer=integer, prior=prior)
-    if moments is None and not log:
+    if moments is None and log:
+        sweep.change(f"{key}.q", "the first value is drawn more often, the last one too")
+    elif moments is None:
         sweep.change(f"{key}.q", "the first and the last value are as likely as the others")
     step = None if quantum == 1 else quantum
     return number_range(key, low, high, log=log, integer=integer, step=step, prior=prior)
