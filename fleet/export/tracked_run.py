@@ -203,6 +203,8 @@ class _NetworkBuilder:
             "reason": row.reason,
             "parameters": row.parameters,
             "best_epoch": row.best_epoch,
+            # what repeats of a configuration have in common
+            "configuration": spec.stem if spec.repeat is not None else "",
             "parent": row.parent,
             "parent_epoch": row.parent_epoch,
             **{column: row.value(column) for column in ("test_loss", "test_accuracy")},

@@ -65,6 +65,12 @@ class _Clock:
         return getattr(time, name)
 
 
+def _group_of(network: TrackedNetwork) -> dict[str, Any]:
+    """Return what repeats of a configuration have in common, by which W&B can group them."""
+    configuration = network.facts.get("configuration")
+    return {} if configuration is None else {"configuration": configuration}
+
+
 def _log(run: TrackedRun, network: TrackedNetwork, directory: Path) -> Path:
     """Make W&B write a network, and return its folder."""
     settings = wandb.Settings(
@@ -85,7 +91,7 @@ def _log(run: TrackedRun, network: TrackedNetwork, directory: Path) -> Path:
             id=network.key,
             job_type=network.entry or None,
             tags=[str(network.status)],
-            config=dict(network.params),
+            config={**network.params, **_group_of(network)},
             dir=str(directory),
             settings=settings,
             reinit="finish_previous",

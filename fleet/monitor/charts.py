@@ -317,7 +317,7 @@ def _descent(search: SearchReport, index: Mapping[str, int]) -> dict[str, Any]:
         return {"rows": [], "epochs": 0}
     drawn = _families(_best_lines(search))
     rows = {trial.network: row for row, trial in enumerate(drawn)}
-    line = {trial.network for trial in search.ancestry}
+    line = set(search.line_of_descent)
     return {
         "epochs": max(trial.begins + trial.epochs for trial in drawn),
         "rows": [

@@ -211,9 +211,8 @@ def best_rows(rows: Sequence[table.NetworkResult]) -> tuple[list[str], list[list
 def _record(row: table.NetworkResult) -> dict[str, Any]:
     """Return a row of the table as a dictionary, with metrics if its spec has any."""
     record = dataclasses.asdict(row)
-    if row.metrics:
-        return record
-    return {key: value for key, value in record.items() if key != "metrics"}
+    unneeded = {key for key in ("metrics", "repeats") if not record[key]}
+    return {key: value for key, value in record.items() if key not in unneeded}
 
 
 @paused_collection()

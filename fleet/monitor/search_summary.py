@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, pairwise
 from operator import attrgetter
+from statistics import fmean, stdev
 from typing import Any
 
 from fleet.domain.events import NetworkAdded
 from fleet.domain.network import EpochRecord
 from fleet.domain.objectives import objective_values, pareto_front
-from fleet.domain.run import RunState
+from fleet.domain.run import RunEpoch, RunState
 from fleet.spec import Spec
 from fleet.spec.dimensions import Dimension, Range, Space
 from fleet.spec.hyperparameters import flatten
+from fleet.spec.naming import configuration_name
 from fleet.spec.search import Search
 from fleet.spec.train import Stopping
 from fleet.storage.leaderboard import short_names
-from fleet.storage.results import NetworkResult, Status, network_facts, without_means
+from fleet.storage.results import (
+    NetworkResult,
+    Status,
+    common_status,
+    network_facts,
+    without_means,
+)
 from fleet.terminal import brief
 from fleet.units import listed
 from launch.errors import pluralize
@@ -35,19 +43,21 @@ _BEST = 200  # maximum number of networks in the table of a search
 
 @dataclass(frozen=True)
 class SearchTrial:
-    """A network of a search.
+    """A network of a search, or all repeats of a configuration as one.
 
     Attributes:
-        network: its name.
+        network: its name; without the repeat.
         number: its number within the search.
         values: values of the keys of the space.
         status: its status.
         epochs: epochs that it has trained.
-        value: its best monitored value; NaN without any.
+        value: its best monitored value; of repeats the mean; NaN without any.
         parent: the network whose weights it started from; empty if there is none.
         parent_epoch: the epoch of the parent after which it started.
         begins: epochs trained before it, counted from its earliest ancestor.
         objectives: its value of each of several objectives; NaN if unknown.
+        spread: standard deviation of ``value`` over the repeats; NaN for fewer than two.
+        repeats: the repeats, the best first.
     """
 
     network: str
@@ -60,11 +70,23 @@ class SearchTrial:
     parent_epoch: int = 0
     begins: int = 0
     objectives: tuple[float, ...] = ()
+    spread: float = math.nan
+    repeats: tuple[SearchTrial, ...] = ()
+
+    @property
+    def formatted_value(self) -> str:
+        """The value, with its spread if it has one."""
+        spread = "" if math.isnan(self.spread) else f" ± {self.spread:.2g}"
+        return f"{self.value:.4g}{spread}"
 
 
 @dataclass(frozen=True)
 class Improvement:
-    """A network that was better than all before, some seconds after the first launch began."""
+    """A network that was better than all before, some seconds after the first launch began.
+
+    Repeats of a configuration count as one, with the mean of their best values, once all have ended
+    the epoch.
+    """
 
     seconds: float
     network: str
@@ -85,6 +107,7 @@ class SearchReport:
         improvements: each new best value; failed networks are left out.
         searcher: the sampler as the spec names it; empty for added networks.
         objectives: (name, ``maximize`` or ``minimize``), if there are several.
+        origins: network -> the network whose weights it started from, in the whole run.
     """
 
     entry: str
@@ -95,6 +118,7 @@ class SearchReport:
     improvements: tuple[Improvement, ...]
     searcher: str = ""
     objectives: tuple[tuple[str, str], ...] = ()
+    origins: Mapping[str, NetworkAdded] = field(default_factory=dict)
 
     @cached_property
     def pareto_front(self) -> tuple[SearchTrial, ...]:
@@ -117,12 +141,20 @@ class SearchReport:
         return "Networks added by commands"
 
     @property
-    def ancestry(self) -> tuple[SearchTrial, ...]:
-        """The best network and its ancestors, youngest first; empty before any value."""
+    def best_network(self) -> str:
+        """The best network, of repeats the best of the best configuration; empty without any."""
+        if not self.improvements:
+            return ""
         by_name = {trial.network: trial for trial in self.trials}
-        line = [by_name[self.improvements[-1].network]] if self.improvements else []
-        while line and line[-1].parent in by_name:
-            line.append(by_name[line[-1].parent])
+        best = by_name[self.improvements[-1].network]
+        return best.repeats[0].network if best.repeats else best.network
+
+    @property
+    def line_of_descent(self) -> tuple[str, ...]:
+        """The best network and its ancestors, youngest first; empty before any value."""
+        line = [self.best_network] if self.improvements else []
+        while line and line[-1] in self.origins and (parent := self.origins[line[-1]].parent):
+            line.append(parent)
         return tuple(line)
 
     @cached_property
@@ -148,17 +180,21 @@ class SearchReport:
         text = f"{pluralize(len(self.trials), 'network')}: " + ", ".join(
             f"{number} {status}" for status, number in counts.items()
         )
+        repeats = sum(len(trial.repeats) for trial in self.trials)
+        if repeats:
+            text = f"{text} (trials, with {pluralize(repeats, 'network')})"
         if not self.improvements:
             return text
-        best, *ancestors = self.ancestry
-        parent_epochs = [trial.parent_epoch for trial in self.ancestry]
         line = "".join(
-            f", from {trial.network} after epoch {epoch}"
-            for trial, epoch in zip(ancestors, parent_epochs, strict=False)
+            f", from {parent} after epoch {self.origins[child].parent_epoch}"
+            for child, parent in pairwise(self.line_of_descent)
         )
+        best = self.improvements[-1]
+        if best.network == self.best_network:
+            return f"{text}. The best {self.monitor} is {best.value:.4g}, of {best.network}{line}."
         return (
-            f"{text}. The best {self.monitor} is {self.improvements[-1].value:.4g}, of "
-            f"{best.network}{line}."
+            f"{text}. The best mean {self.monitor} is {best.value:.4g}, of {best.network}; its "
+            f"best network is {self.best_network}{line}."
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -176,6 +212,17 @@ class SearchReport:
             }
             if trial.parent:
                 network |= {"parent": trial.parent, "parent_epoch": trial.parent_epoch}
+            if trial.repeats:
+                network["spread"] = trial.spread
+                network["repeats"] = [
+                    {
+                        "name": repeat.network,
+                        "status": str(repeat.status),
+                        "epochs": repeat.epochs,
+                        "value": repeat.value,
+                    }
+                    for repeat in trial.repeats
+                ]
             if trial.objectives:
                 network["objectives"] = dict(zip(names, trial.objectives, strict=True))
             networks.append(network)
@@ -185,7 +232,8 @@ class SearchReport:
             "mode": "max" if self.is_larger_better else "min",
             "networks": networks,
             "best_so_far": self.improvements,
-            "line_of_descent": [trial.network for trial in self.ancestry],
+            "best_network": self.best_network,
+            "line_of_descent": list(self.line_of_descent),
         }
         if self.objectives:
             record |= {
@@ -348,20 +396,13 @@ def _report(
         (epoch for epoch in run.epochs if epoch.network in added), key=attrgetter("t_s")
     )
     stopping = _stopping(spec, train, [epoch.record for epoch in epochs])
-    improvements = list[Improvement]()
-    best = dict[str, float]()
-    for epoch in epochs:
-        network = epoch.network
-        value = epoch.record.value(stopping.metric)
-        if not math.isfinite(value):
-            continue
-        is_failed = network in table and table[network].status is Status.FAILED
-        if not is_failed and (
-            not improvements or stopping.sign * value > stopping.sign * improvements[-1].value
-        ):
-            improvements.append(Improvement(epoch.t_s, network, epoch.record.epoch, value))
-        if network not in best or stopping.sign * value > stopping.sign * best[network]:
-            best[network] = value
+    repeats = _repeats_of(added)
+    improvements, best = _improvements(
+        epochs,
+        stopping,
+        {name for name in added if name in table and table[name].status is Status.FAILED},
+        repeats,
+    )
     is_larger_better = stopping.sign > 0
     objectives: list[tuple[str, str]] = []
     if search is not None and len(search.objectives) > 1:
@@ -375,6 +416,10 @@ def _report(
         network = addition.network
         row = table.get(network)
         parent = trials.get(addition.parent)
+        # Its searcher may not have received them yet.
+        values = reported.get(network) or objective_values(
+            names, row, {} if row is None else network_facts(row, run)
+        )
         trials[network] = SearchTrial(
             network,
             addition.number,
@@ -385,10 +430,13 @@ def _report(
             addition.parent,
             addition.parent_epoch,
             addition.parent_epoch + (0 if parent is None else parent.begins),
-            # Its searcher may not have received them yet.
-            reported.get(network)
-            or objective_values(names, row, {} if row is None else network_facts(row, run)),
+            values,
         )
+    for name_of_all, of_configuration in repeats.items():
+        merged = [trials[network] for network in of_configuration]
+        trials[of_configuration[0]] = _merge(name_of_all, merged, stopping.sign)
+        for network in of_configuration[1:]:
+            del trials[network]
     return SearchReport(
         name,
         stopping.metric,
@@ -398,6 +446,76 @@ def _report(
         tuple(improvements),
         "" if search is None else search.sampler,
         tuple(objectives),
+        run.added,
+    )
+
+
+def _repeats_of(added: Mapping[str, NetworkAdded]) -> dict[str, list[str]]:
+    """Return the networks of each configuration that is repeated."""
+    repeats: defaultdict[str, list[str]] = defaultdict(list)
+    for network, addition in added.items():
+        if addition.repeat is not None:
+            repeats[configuration_name(network)].append(network)
+    return dict(repeats)
+
+
+def _improvements(
+    epochs: Sequence[RunEpoch],
+    stopping: Stopping,
+    failed: Collection[str],
+    repeats: Mapping[str, Sequence[str]],
+) -> tuple[list[Improvement], dict[str, float]]:
+    """Return each new best value, and the best value of each network.
+
+    Args:
+        epochs: the epochs in the order of their times.
+        stopping: decides which value is better.
+        failed: networks that have failed.
+        repeats: configuration -> its networks, if there are several.
+    """
+    configurations = {name: stem for stem, names in repeats.items() for name in names}
+    improvements = list[Improvement]()
+    best = dict[str, float]()
+    ended = Counter[str]()
+    for epoch in epochs:
+        network = epoch.network
+        value = epoch.record.value(stopping.metric)
+        if not math.isfinite(value):
+            continue
+        if network not in best or stopping.sign * value > stopping.sign * best[network]:
+            best[network] = value
+        ended[network] = max(ended[network], epoch.record.epoch)
+        if network in failed:
+            continue
+        subject = configurations.get(network, network)
+        if subject in repeats:
+            counted = [name for name in repeats[subject] if name not in failed]
+            if min(ended[name] for name in counted) < epoch.record.epoch:
+                continue
+            value = fmean(best[name] for name in counted)
+        if not improvements or stopping.sign * value > stopping.sign * improvements[-1].value:
+            improvements.append(Improvement(epoch.t_s, subject, epoch.record.epoch, value))
+    return improvements, best
+
+
+def _merge(name: str, repeats: Sequence[SearchTrial], sign: int) -> SearchTrial:
+    """Return the repeats of a configuration as one trial; failed ones count only if all have."""
+    counted = [trial for trial in repeats if trial.status is not Status.FAILED] or repeats
+    values = [trial.value for trial in counted]
+    ranked = sorted(
+        counted, key=lambda trial: -sign * trial.value if math.isfinite(trial.value) else math.inf
+    )
+    return replace(
+        counted[0],
+        network=name,
+        status=common_status([trial.status for trial in counted]),
+        epochs=max(trial.epochs for trial in counted),
+        value=fmean(values),
+        parent="",
+        parent_epoch=0,
+        objectives=tuple(map(fmean, zip(*(trial.objectives for trial in counted), strict=True))),
+        spread=stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan,
+        repeats=(*ranked, *(trial for trial in repeats if trial not in counted)),
     )
 
 
@@ -464,7 +582,7 @@ def trials_table(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
             [
                 trial.network,
                 str(trial.status),
-                f"{trial.value:.4g}",
+                trial.formatted_value,
                 *(trial.values.get(key) for key in search.space),
             ]
             for trial in search.ranked[:_BEST]

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,8 +18,10 @@ from fleet.domain.run import RunSearch, RunState
 from fleet.errors import UserError
 from fleet.search.calls import AddPriorTrial
 from fleet.search.entries import Entry
+from fleet.search.trials import mean_of, spread_of
 from fleet.spec.constraints import Constraint
 from fleet.spec.dimensions import Space
+from fleet.spec.naming import configuration_name
 from fleet.spec.space import member_of
 from fleet.spec.train import Stopping
 from fleet.storage.event_log import read_run_state
@@ -28,7 +31,6 @@ from fleet.storage.results import (
     Status,
     network_facts,
     read_results,
-    without_means,
 )
 from fleet.storage.trials_file import FileTrial, read_trials_file, results_for, values_of
 
@@ -36,6 +38,7 @@ T = TypeVar("T")
 
 # Their values are those of :class:`fleet.search.searcher.TrialOutcome`.
 _ENDED = (Status.FINISHED, Status.PRUNED, Status.FAILED)
+_WORST_FIRST = ("failed", "pruned", "finished")
 
 
 def read_prior_trials(
@@ -62,16 +65,74 @@ def read_prior_trials(
     """
     if Path(run).is_file():
         return _of_file(Path(run), space, objectives, constraints)
-    rows = without_means(read_results(run))
     state = read_run_state(RunPaths(Path(run)))
 
-    def number_of(row: NetworkResult) -> int:
-        return state.networks[row.name].number if row.name in state.networks else -1
+    def number_of(rows: Sequence[NetworkResult]) -> int:
+        name = rows[0].name
+        return state.networks[name].number if name in state.networks else -1
 
     return _collect(
-        lambda row: _make_prior_trial(row, space, objectives, constraints, state, str(run)),
-        sorted(rows, key=number_of),
+        lambda rows: _merge_repeats(
+            [
+                _make_prior_trial(row, space, objectives, constraints, state, str(run))
+                for row in rows
+            ]
+        ),
+        sorted(_group_repeats(read_results(run)), key=number_of),
     )
+
+
+def _group_repeats(rows: Iterable[NetworkResult]) -> list[list[NetworkResult]]:
+    """Return the rows of each configuration; without failed repeats, unless all have failed."""
+    remaining = iter(rows)
+    groups = []
+    for row in remaining:
+        if row.repeats:
+            repeats = list(islice(remaining, row.repeats))
+            groups.append(
+                [repeat for repeat in repeats if repeat.status is not Status.FAILED] or repeats
+            )
+        elif not row.folds:
+            groups.append([row])
+    return groups
+
+
+def _merge_repeats(trials: Sequence[AddPriorTrial]) -> AddPriorTrial:
+    """Return the repeats of a configuration as one trial, with the means of their values."""
+    first = trials[0]
+    if len(trials) == 1:
+        return first
+    epochs = max(len(trial.curve) for trial in trials)
+    curves = [trial.curve for trial in trials if trial.curve]
+    value, spread = _mean_value([trial.value for trial in trials])
+    return replace(
+        first,
+        curve=tuple(
+            mean_of([curve[min(epoch, len(curve) - 1)] for curve in curves])
+            for epoch in range(epochs)
+        ),
+        outcome=min((trial.outcome for trial in trials), key=_WORST_FIRST.index),
+        value=value,
+        spread=spread,
+        name=configuration_name(first.name),
+        violations=tuple(map(mean_of, zip(*(trial.violations for trial in trials), strict=True))),
+    )
+
+
+def _mean_value(
+    values: Sequence[float | tuple[float, ...] | None],
+) -> tuple[float | tuple[float, ...] | None, float | tuple[float, ...] | None]:
+    """Return the mean and the spread of the values of repeats; None if one is unknown."""
+    if any(isinstance(value, tuple) for value in values):
+        columns = list(zip(*(value for value in values if isinstance(value, tuple)), strict=True))
+        spreads = map(spread_of, columns)
+        return tuple(map(mean_of, columns)), tuple(
+            math.nan if spread is None else spread for spread in spreads
+        )
+    numbers = [value for value in values if isinstance(value, float)]
+    if len(numbers) < len(values):
+        return None, None
+    return mean_of(numbers), spread_of(numbers)
 
 
 def _collect(

@@ -468,7 +468,7 @@ def mean_of_folds(name: str, rows: Sequence[NetworkResult]) -> NetworkResult:
         rows: rows of its folds.
     """
     failed = [row for row in rows if row.status is Status.FAILED]
-    status = Status.FAILED if failed else _common_status(rows)
+    status = Status.FAILED if failed else common_status([row.status for row in rows])
     reason = f"{failed[0].name}: {failed[0].reason}" if failed else ""
     return replace(_mean(name, rows), status=status, reason=reason, folds=len(rows))
 
@@ -484,7 +484,7 @@ def mean_of_repeats(name: str, rows: Sequence[NetworkResult]) -> NetworkResult:
     counted = [row for row in rows if row.status is not Status.FAILED] or rows
     return replace(
         _mean(name, counted),
-        status=_common_status(counted),
+        status=common_status([row.status for row in counted]),
         reason=f"{failed[0].name}: {failed[0].reason}" if failed else "",
         seconds=sum(row.seconds for row in rows),
         repeats=len(rows),
@@ -493,9 +493,9 @@ def mean_of_repeats(name: str, rows: Sequence[NetworkResult]) -> NetworkResult:
     )
 
 
-def _common_status(rows: Sequence[NetworkResult]) -> Status:
+def common_status(of_networks: Iterable[Status]) -> Status:
     """Return the status of several networks as one."""
-    statuses = {row.status for row in rows}
+    statuses = set(of_networks)
     if len(statuses) == 1:
         return statuses.pop()
     if statuses <= {Status.FINISHED, Status.PRUNED, Status.SKIPPED}:

@@ -1,6 +1,9 @@
 """Tests of the reports of searches: improvements, pruning and descent."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import stdev
 
 import pytest
 
@@ -14,6 +17,7 @@ from fleet.domain.events import (
 )
 from fleet.domain.network import EpochRecord, NetworkStatus, Outcome
 from fleet.domain.plain_json import as_json
+from fleet.domain.run import RunState
 from fleet.domain.timeline import LoggedEvent
 from fleet.monitor.charts import make_charts
 from fleet.monitor.html import render
@@ -23,13 +27,14 @@ from fleet.monitor.search_summary import (
     SearchReport,
     SearchTrial,
     front_table,
+    make_search_reports,
     rungs_table,
 )
-from fleet.spec import load
+from fleet.spec import load, parse
 from fleet.spec.dimensions import Range
 from fleet.spec.entries import proposed_network
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Status
+from fleet.storage.results import Results, Status
 from tests.fleet.histories import results_of
 from tests.fleet.logs import START, as_text
 
@@ -138,7 +143,7 @@ def test_search_report_improvements_and_ancestry(searched):
         (14.0, "net-3", 1, 0.7),
         (16.0, "net-3", 2, 0.9),
     ]
-    assert [trial.network for trial in search.ancestry] == ["net-3", "net-1"]
+    assert search.line_of_descent == ("net-3", "net-1")
     assert search.summary == (
         "5 networks: 3 finished, 1 pruned, 1 failed. The best val_accuracy is 0.9, of net-3, "
         "from net-1 after epoch 2."
@@ -369,3 +374,72 @@ def test_pareto_front_is_reported(searched):
         "rate": None,
     }
     assert "Pareto front" in render(read_report(searched))
+
+
+# ---- repeats ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def repeated():
+    """A search of two trials, each with two repeats, the better mean in the second."""
+    spec = parse(
+        {
+            "models": [
+                {
+                    "family": "softmax",
+                    "name": "net",
+                    "space": {RATE: [0.01, 0.1]},
+                    "search": {"max_trials": 2, "repeats": 2},
+                }
+            ],
+            "train": {"stopping": {"monitor": "val_accuracy"}},
+        }
+    )
+    run = RunState(spec)
+    values = {
+        "net-0-repeat0": 0.9,
+        "net-0-repeat1": 0.3,
+        "net-1-repeat0": 0.7,
+        "net-1-repeat1": 0.8,
+    }
+    for position, (name, value) in enumerate(values.items()):
+        number = int(name[4])
+        repeat = int(name[-1])
+        rate = {RATE: [0.01, 0.1][number]}
+        added = NetworkAdded(name, "net", number, rate, (1, None), 9, repeat=repeat)
+        run.apply(float(position), added)
+        run.apply(float(position), EpochEnded(name, record(1, value)))
+    networks = [proposed_network(spec, 0, n, {RATE: 0.1}, r) for n in range(2) for r in range(2)]
+    rows = Results(replace(spec, networks=tuple(networks)), RunPaths(Path("run")), run).rows()
+    [search] = make_search_reports(spec, run, rows)
+    return search, rows
+
+
+def test_search_report_has_the_mean_and_spread_of_repeats(repeated):
+    search, rows = repeated
+    assert [trial.network for trial in search.ranked] == ["net-1", "net-0"]
+    best = search.ranked[0]
+    assert best.value == pytest.approx(0.75)
+    assert best.spread == pytest.approx(stdev([0.7, 0.8]))
+    assert [repeat.network for repeat in best.repeats] == ["net-1-repeat1", "net-1-repeat0"]
+    assert [row.name for row in rows[:3]] == ["net-1", "net-1-repeat1", "net-1-repeat0"]
+    assert (rows[0].repeats, rows[1].repeats) == (2, 0)
+
+
+def test_search_report_of_repeats_names_the_best_network(repeated):
+    search, _ = repeated
+    assert [(best.network, best.value) for best in search.improvements] == [
+        ("net-0", pytest.approx(0.6)),
+        ("net-1", pytest.approx(0.75)),
+    ]
+    content = search.as_dict()
+    assert content["best_network"] == "net-1-repeat1"
+    assert content["line_of_descent"] == ["net-1-repeat1"]
+    assert [network["name"] for network in content["networks"]] == ["net-0", "net-1"]
+    assert [repeat["name"] for repeat in content["networks"][1]["repeats"]] == [
+        "net-1-repeat1",
+        "net-1-repeat0",
+    ]
+    assert "best mean val_accuracy is 0.75, of net-1; its best network is net-1-repeat1" in (
+        search.summary
+    )
