@@ -197,10 +197,8 @@ class Estimator:
         history = self._run.networks[name].status.history
         low, high = _likely_left(history, self._networks[name].train.stopping)
         if not history:
-            limit = _max_epochs(
-                self._networks[name].train.stopping,
-                self._launch.start.samples / self._expected_rate(name, 1),
-            )
+            epoch_s = self._launch.start.samples / self._expected_rate(name, 1)
+            limit = self._networks[name].train.stopping.max_epochs_of(epoch_s)
             low, high = min(low, limit), min(high, limit)
         rung = remaining.next_rung(name, len(history))
         return (low if rung is None else min(low, rung - len(history))), high
@@ -231,10 +229,8 @@ class Estimator:
         self, like: str, before: Mapping[str, int | None], remaining: RemainingWork
     ) -> tuple[float, float]:
         """Return low and high means of the epochs of a future trial."""
-        max_epochs = _max_epochs(
-            self._networks[like].train.stopping,
-            self._launch.start.samples / self._expected_rate(like, 1),
-        )
+        epoch_s = self._launch.start.samples / self._expected_rate(like, 1)
+        max_epochs = self._networks[like].train.stopping.max_epochs_of(epoch_s)
         observed = [epochs for epochs in before.values() if epochs is not None]
         rung = remaining.next_rung(like, 0)
         expected = remaining.expected(max_epochs)
@@ -518,13 +514,6 @@ def _latest_end_s(
         load += count * left_s * network.min_gpus
         longest = max(longest, left_s)
     return load / gpus + longest
-
-
-def _max_epochs(stopping: Stopping, epoch_s: float) -> int:
-    """Return the largest number of epochs of a network, each of which takes some seconds."""
-    if stopping.max_time is None:
-        return stopping.max_epochs
-    return min(stopping.max_epochs, max(1, math.ceil(stopping.max_time / epoch_s)))
 
 
 def _likely_left(history: Sequence[EpochRecord], stopping: Stopping) -> tuple[int, int]:

@@ -364,6 +364,16 @@ class Stopping:
         """The monitored metric; val_accuracy if neither spec nor data decides."""
         return self.monitor or "val_accuracy"
 
+    def max_epochs_of(self, epoch_s: float) -> int:
+        """Return the largest number of epochs of a network, each of which takes some seconds.
+
+        >>> Stopping(max_epochs=9, max_time=60).max_epochs_of(25)
+        3
+        """
+        if self.max_time is None:
+            return self.max_epochs
+        return min(self.max_epochs, max(1, math.ceil(self.max_time / epoch_s)))
+
     @property
     def sign(self) -> int:
         """1 if high values of the metric are better, else -1."""

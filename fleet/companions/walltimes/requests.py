@@ -268,7 +268,14 @@ def _simulated(request: JobRequest) -> KnownTimes | None:
         drawn = replace(
             rates,
             models=tuple(
-                replace(network, epochs=draw_epochs(spec.by_name[network.name].train.stopping, rng))
+                replace(
+                    network,
+                    epochs=draw_epochs(
+                        spec.by_name[network.name].train.stopping,
+                        rng,
+                        rates.samples_per_epoch / network.rates[0],
+                    ),
+                )
                 for network in rates.models
             ),
         )
@@ -328,9 +335,15 @@ def _read_overheads(
     return decoding_s, costs, replace(spec.policy.stream, rate=input_rate)
 
 
-def draw_epochs(stopping: Stopping, rng: np.random.Generator) -> int:
-    """Draw the number of epochs that a network trains under its stopping rule."""
-    max_epochs = stopping.max_epochs
+def draw_epochs(stopping: Stopping, rng: np.random.Generator, epoch_s: float) -> int:
+    """Draw the number of epochs that a network trains under its stopping rule.
+
+    Args:
+        stopping: the stopping rule.
+        rng: a source of random numbers.
+        epoch_s: seconds of an epoch on one GPU.
+    """
+    max_epochs = stopping.max_epochs_of(epoch_s)
     last = math.floor(math.exp(rng.uniform(0.0, math.log(max_epochs + 1))))
     if stopping.patience is not None:
         last = min(last, max_epochs) + stopping.patience

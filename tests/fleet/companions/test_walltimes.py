@@ -245,11 +245,12 @@ def test_chain_times_add_up_without_launches_of_unknown_end(tmp_path):
         (Stopping(max_epochs=30, patience=4), 5, 30),
         (Stopping(max_epochs=30, stop_at=0.9), 1, 30),
         (Stopping(max_epochs=1, patience=4), 1, 1),
+        (Stopping(max_epochs=30, max_time=5.0), 5, 5),
     ],
 )
 def test_draw_epochs_stays_within_the_stopping_rule(rule, minimum, maximum):
     rng = np.random.default_rng(0)
-    drawn = [draw_epochs(rule, rng) for _ in range(300)]
+    drawn = [draw_epochs(rule, rng, epoch_s=1.0) for _ in range(300)]
     assert (min(drawn), max(drawn)) == (minimum, maximum)
 
 
