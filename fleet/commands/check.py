@@ -107,6 +107,13 @@ class _CheckResult:
     cache: CacheChosen | None = None
 
 
+def _check_searches(spec: Spec) -> None:
+    """Make the searchers of a spec, and print what users should know about them."""
+    for search in start_searches(spec, read_run_state(RunPaths(spec.output))).values():
+        if search.note:
+            print(f"fleet check: {search.note}", file=sys.stderr)
+
+
 def _check(path: str, steps: bool) -> _CheckResult:
     """Check the keys, then the data, then the networks; stop after the first with mistakes."""
     try:
@@ -135,7 +142,7 @@ def _check(path: str, steps: bool) -> _CheckResult:
         lambda: check_comparable(
             written, (*written.networks, *variants(written)), target_kinds(opened.sample)
         ),
-        lambda: start_searches(spec, read_run_state(RunPaths(spec.output))),
+        lambda: _check_searches(spec),
     ):
         try:
             check_part()

@@ -209,9 +209,9 @@ def best_rows(rows: Sequence[table.NetworkResult]) -> tuple[list[str], list[list
 
 
 def _record(row: table.NetworkResult) -> dict[str, Any]:
-    """Return a row of the table as a dictionary, with metrics if its spec has any."""
+    """Return a row of the table as a dictionary; some keys only if the network has them."""
     record = dataclasses.asdict(row)
-    unneeded = {key for key in ("metrics", "repeats") if not record[key]}
+    unneeded = {key for key in ("metrics", "repeats", "violates") if not record[key]}
     return {key: value for key, value in record.items() if key not in unneeded}
 
 

@@ -17,6 +17,7 @@ from fleet.domain.network import EpochRecord
 from fleet.domain.objectives import objective_values, pareto_front
 from fleet.domain.run import RunEpoch, RunState
 from fleet.spec import Spec
+from fleet.spec.constraints import violated
 from fleet.spec.dimensions import Dimension, Range, Space
 from fleet.spec.hyperparameters import flatten
 from fleet.spec.naming import configuration_name
@@ -28,6 +29,7 @@ from fleet.storage.results import (
     Status,
     common_status,
     network_facts,
+    row_violations,
     without_means,
 )
 from fleet.terminal import brief
@@ -58,6 +60,8 @@ class SearchTrial:
         objectives: its value of each of several objectives; NaN if unknown.
         spread: standard deviation of ``value`` over the repeats; NaN for fewer than two.
         repeats: the repeats, the best first.
+        violations: by how much it violates each constraint; at most 0 if it meets it, NaN if
+            unknown.
     """
 
     network: str
@@ -72,12 +76,18 @@ class SearchTrial:
     objectives: tuple[float, ...] = ()
     spread: float = math.nan
     repeats: tuple[SearchTrial, ...] = ()
+    violations: tuple[float, ...] = ()
 
     @property
     def formatted_value(self) -> str:
         """The value, with its spread if it has one."""
         spread = "" if math.isnan(self.spread) else f" ± {self.spread:.2g}"
         return f"{self.value:.4g}{spread}"
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether it is not known to violate a constraint."""
+        return not _is_violation(self.violations)
 
 
 @dataclass(frozen=True)
@@ -104,10 +114,12 @@ class SearchReport:
         is_larger_better: the direction of that column.
         space: the space of the entry.
         trials: its networks in the order of their numbers.
-        improvements: each new best value; failed networks are left out.
+        improvements: each new best value; failed networks are left out, and networks that violate
+            constraints.
         searcher: the sampler as the spec names it; empty for added networks.
         objectives: (name, ``maximize`` or ``minimize``), if there are several.
         origins: network -> the network whose weights it started from, in the whole run.
+        constraints: the constraints as the spec writes them.
     """
 
     entry: str
@@ -119,12 +131,15 @@ class SearchReport:
     searcher: str = ""
     objectives: tuple[tuple[str, str], ...] = ()
     origins: Mapping[str, NetworkAdded] = field(default_factory=dict)
+    constraints: tuple[str, ...] = ()
 
     @cached_property
     def pareto_front(self) -> tuple[SearchTrial, ...]:
         """The networks that no other network dominates, best in the first objective first."""
         candidates = [
-            trial for trial in self.trials if trial.status is not Status.FAILED and trial.objectives
+            trial
+            for trial in self.trials
+            if trial.status is not Status.FAILED and trial.objectives and trial.is_feasible
         ]
         return tuple(
             candidates[index]
@@ -159,12 +174,12 @@ class SearchReport:
 
     @cached_property
     def ranked(self) -> tuple[SearchTrial, ...]:
-        """The networks that have a value, best first."""
+        """The networks that have a value, best first; networks that violate constraints last."""
+        sign = -1 if self.is_larger_better else 1
         return tuple(
             sorted(
                 (trial for trial in self.trials if math.isfinite(trial.value)),
-                key=lambda trial: trial.value,
-                reverse=self.is_larger_better,
+                key=lambda trial: (not trial.is_feasible, sign * trial.value),
             )
         )
 
@@ -183,6 +198,10 @@ class SearchReport:
         repeats = sum(len(trial.repeats) for trial in self.trials)
         if repeats:
             text = f"{text} (trials, with {pluralize(repeats, 'network')})"
+        for index, constraint in enumerate(self.constraints):
+            number = sum(trial.violations[index] > 0 for trial in self.trials if trial.violations)
+            if number:
+                text += f"; {number} {'violates' if number == 1 else 'violate'} {constraint}"
         if not self.improvements:
             return text
         line = "".join(
@@ -223,6 +242,11 @@ class SearchReport:
                     }
                     for repeat in trial.repeats
                 ]
+            if self.constraints:
+                network |= {
+                    "violations": dict(zip(self.constraints, trial.violations, strict=False)),
+                    "feasible": trial.is_feasible,
+                }
             if trial.objectives:
                 network["objectives"] = dict(zip(names, trial.objectives, strict=True))
             networks.append(network)
@@ -235,6 +259,8 @@ class SearchReport:
             "best_network": self.best_network,
             "line_of_descent": list(self.line_of_descent),
         }
+        if self.constraints:
+            record["constraints"] = list(self.constraints)
         if self.objectives:
             record |= {
                 "objectives": [{"value": name, "mode": mode} for name, mode in self.objectives],
@@ -396,19 +422,26 @@ def _report(
         (epoch for epoch in run.epochs if epoch.network in added), key=attrgetter("t_s")
     )
     stopping = _stopping(spec, train, [epoch.record for epoch in epochs])
+    violations = {
+        network: row_violations(row, search, run)
+        for network in added
+        if search is not None and (row := table.get(network)) is not None
+    }
+    failed = {name for name in added if name in table and table[name].status is Status.FAILED}
     repeats = _repeats_of(added)
-    improvements, best = _improvements(
-        epochs,
-        stopping,
-        {name for name in added if name in table and table[name].status is Status.FAILED},
-        repeats,
-    )
+    violating = {name for name, numbers in violations.items() if _is_violation(numbers)}
+    for name_of_all, of_configuration in repeats.items():
+        counted = [violations[network] for network in of_configuration if network not in failed]
+        if _is_violation(_means(counted)):
+            violating.add(name_of_all)
+    improvements, best = _improvements(epochs, stopping, failed, repeats, violating)
     is_larger_better = stopping.sign > 0
     objectives: list[tuple[str, str]] = []
     if search is not None and len(search.objectives) > 1:
         objectives = [(objective.value, str(objective.sense)) for objective in search.objectives]
         objectives[0] = (objectives[0][0], "maximize" if is_larger_better else "minimize")
     names = [objective for objective, _ in objectives]
+    constraints = () if search is None else search.constraints
     reported = run.objective_values if names else {}
     trials: dict[str, SearchTrial] = {}
     # A parent has a smaller number than its children.
@@ -431,6 +464,7 @@ def _report(
             addition.parent_epoch,
             addition.parent_epoch + (0 if parent is None else parent.begins),
             values,
+            violations=violations.get(network, ()),
         )
     for name_of_all, of_configuration in repeats.items():
         merged = [trials[network] for network in of_configuration]
@@ -447,6 +481,7 @@ def _report(
         "" if search is None else search.sampler,
         tuple(objectives),
         run.added,
+        constraints,
     )
 
 
@@ -464,6 +499,7 @@ def _improvements(
     stopping: Stopping,
     failed: Collection[str],
     repeats: Mapping[str, Sequence[str]],
+    violating: Collection[str],
 ) -> tuple[list[Improvement], dict[str, float]]:
     """Return each new best value, and the best value of each network.
 
@@ -472,6 +508,7 @@ def _improvements(
         stopping: decides which value is better.
         failed: networks that have failed.
         repeats: configuration -> its networks, if there are several.
+        violating: networks and configurations that violate constraints.
     """
     configurations = {name: stem for stem, names in repeats.items() for name in names}
     improvements = list[Improvement]()
@@ -493,9 +530,21 @@ def _improvements(
             if min(ended[name] for name in counted) < epoch.record.epoch:
                 continue
             value = fmean(best[name] for name in counted)
+        if subject in violating:
+            continue
         if not improvements or stopping.sign * value > stopping.sign * improvements[-1].value:
             improvements.append(Improvement(epoch.t_s, subject, epoch.record.epoch, value))
     return improvements, best
+
+
+def _is_violation(violations: Sequence[float]) -> bool:
+    """Return True if a constraint is known to be violated."""
+    return any(number > 0 for number in violations)
+
+
+def _means(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Return the mean of each column of several rows."""
+    return tuple(map(fmean, zip(*rows, strict=True)))
 
 
 def _merge(name: str, repeats: Sequence[SearchTrial], sign: int) -> SearchTrial:
@@ -513,7 +562,8 @@ def _merge(name: str, repeats: Sequence[SearchTrial], sign: int) -> SearchTrial:
         value=fmean(values),
         parent="",
         parent_epoch=0,
-        objectives=tuple(map(fmean, zip(*(trial.objectives for trial in counted), strict=True))),
+        objectives=_means([trial.objectives for trial in counted]),
+        violations=_means([trial.violations for trial in counted]),
         spread=stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan,
         repeats=(*ranked, *(trial for trial in repeats if trial not in counted)),
     )
@@ -577,12 +627,23 @@ def improvements_table(search: SearchReport) -> tuple[list[str], list[list[Any]]
 def trials_table(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
     """Return headers and rows: the best networks with their values and parameters."""
     return (
-        ["network", "status", search.monitor, *short_names(list(search.space))],
+        [
+            "network",
+            "status",
+            search.monitor,
+            *(["violates"] if search.constraints else []),
+            *short_names(list(search.space)),
+        ],
         [
             [
                 trial.network,
                 str(trial.status),
                 trial.formatted_value,
+                *(
+                    [", ".join(violated(search.constraints, trial.violations))]
+                    if search.constraints
+                    else []
+                ),
                 *(trial.values.get(key) for key in search.space),
             ]
             for trial in search.ranked[:_BEST]

@@ -23,7 +23,7 @@ from fleet.domain.events import EarlierRunRead, SearcherCalled, SearcherStarted
 from fleet.domain.run import RunSearch, RunState
 from fleet.errors import SearchKeyError, SpecError, UserError
 from fleet.runtime.warm_start import locate, read_earlier_run
-from fleet.search.calls import AddPriorTrial, Call, make_call, replay
+from fleet.search.calls import AddPriorTrial, Call, make_call, replay, takes
 from fleet.search.changed_settings import describe_start
 from fleet.search.entries import Entry, entries_of
 from fleet.search.pruning import make_pruner
@@ -50,6 +50,7 @@ class StartedSearch:
         prior_trials: trials of earlier runs that no launch has passed to it.
         first_events: events to log before it is called.
         patience_s: longest time of one call, in seconds.
+        note: what users should know about the sampler; may be empty.
     """
 
     searcher: Searcher
@@ -57,6 +58,7 @@ class StartedSearch:
     prior_trials: list[AddPriorTrial]
     first_events: list[SearcherStarted | EarlierRunRead]
     patience_s: float
+    note: str = ""
 
 
 def start_searches(extremes: Spec, run: RunState) -> dict[str, StartedSearch]:
@@ -104,8 +106,20 @@ def start_searches(extremes: Spec, run: RunState) -> dict[str, StartedSearch]:
             prior_trials,
             first_events,
             entry.settings.timeout,
+            _note_on_constraints(entry, searcher),
         )
     return searches
+
+
+def _note_on_constraints(entry: Entry, searcher: Searcher) -> str:
+    """Say that a sampler does not use the constraints of its search."""
+    is_used = getattr(searcher, "uses_constraints", takes(searcher.tell, "violations"))
+    if is_used or not entry.constraints:
+        return ""
+    return (
+        f"note: {entry.name}: the sampler {entry.settings.sampler} does not use the constraints; "
+        "reports leave out networks that violate them"
+    )
 
 
 @contextmanager

@@ -26,6 +26,7 @@ OPTIONAL = {
     "parent": "parent",
     "parent_epoch": "parent",
     "start": "start",
+    "violates": "violates",
 }
 
 

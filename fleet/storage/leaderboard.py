@@ -44,6 +44,7 @@ def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any
         if name.startswith(("val_", "test_")) or f"val_{name}" not in metrics
     ]
     has_children = any(row.parent for row in rows)
+    has_violations = any(row.violates for row in rows)
     varied = varied_parameters(rows)[:SHOWN_PARAMETERS]
     headers = [
         "network",
@@ -56,6 +57,7 @@ def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any
         "params",
         "s",
         *(["from"] if has_children else []),
+        *(["violates"] if has_violations else []),
         "why",
     ]
     return headers, [
@@ -69,6 +71,7 @@ def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any
             row.parameters,
             round(row.seconds, 1),
             *([row.parent and f"{row.parent}, epoch {row.parent_epoch}"] if has_children else []),
+            *([row.violates] if has_violations else []),
             row.reason if len(row.reason) <= 50 else row.reason[:47] + "...",
         ]
         for row in rows

@@ -19,12 +19,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 from fleet.domain import events
 from fleet.domain import network as net
 from fleet.domain.json_record import Flat, OmitDefault, write_record
+from fleet.domain.objectives import violations_of
 from fleet.domain.run import RunState
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
+from fleet.spec.constraints import parse_constraint, violated
 from fleet.spec.criteria import SelectionCriterion, ranking_of
 from fleet.spec.layers import count_for
 from fleet.spec.old_keys import values_with_new_names
+from fleet.spec.search import Search
 from fleet.storage.csv_records import OPTIONAL, csv_cells, csv_columns, read_csv_records
 from fleet.storage.files import (
     SharedWriteThrottle,
@@ -134,6 +137,7 @@ class NetworkResult:
         parent: the network whose weights it started from; empty if there is none.
         parent_epoch: epoch of the parent.
         repeats: as ``folds``, for the repeats of a configuration; failed ones are left out.
+        violates: the constraints of its search that it violates, joined by commas.
     """
 
     name: str
@@ -156,6 +160,7 @@ class NetworkResult:
     parent: str = ""
     parent_epoch: int = 0
     repeats: int = 0
+    violates: str = ""
 
     @property
     def is_mean(self) -> bool:
@@ -175,9 +180,11 @@ class NetworkResult:
         if self.is_mean:
             columns |= {"folds": self.folds} if self.folds else {"repeats": self.repeats}
             columns |= {f"{name}_deviation": value for name, value in self.deviation.items()}
-        return columns | (
-            {"parent": self.parent, "parent_epoch": self.parent_epoch} if self.parent else {}
-        )
+        if self.parent:
+            columns |= {"parent": self.parent, "parent_epoch": self.parent_epoch}
+        if self.violates:
+            columns["violates"] = self.violates
+        return columns
 
 
 _FEW = 100  # up to this many networks, the table is written at every change
@@ -343,7 +350,7 @@ class Results:
         scores = [metrics.pop(name, math.nan) for name in net.SCORES]
         loss, accuracy, val_loss, val_accuracy = scores
         tested = status.tested or net.EvaluationResult(math.nan, math.nan, 0)
-        return NetworkResult(
+        row = NetworkResult(
             name,
             shown_status,
             "" if outcome is None else outcome.reason,
@@ -370,6 +377,11 @@ class Results:
                 **self._rate(network, self.run.objective_values.get(name, ())),
             },
         )
+        entry = self.spec.searches.get(network.entry)
+        if entry is None or entry.search is None or not entry.search.constraints:
+            return row
+        violations = row_violations(row, entry.search, self.run)
+        return replace(row, violates=", ".join(violated(entry.search.constraints, violations)))
 
     def _rate(self, network: NetworkSpec, objective_values: tuple[float, ...]) -> dict[str, float]:
         """Return the samples/s on one GPU that the searcher received, if it is an objective."""
@@ -528,13 +540,25 @@ def _mean(name: str, rows: Sequence[NetworkResult]) -> NetworkResult:
 
 
 def _rank(row: NetworkResult, columns: Sequence[tuple[str, int]]) -> tuple:
-    """Return a sort key: failed or diverged networks last, those without a value before them."""
+    """Return a sort key: failed or diverged networks are last.
+
+    Before them come networks that violate constraints, and among each, networks without a value.
+    """
     values = [(sign, row.value(name)) for name, sign in columns]
     keys = [(1, 0.0) if math.isnan(value) else (0, -sign * value) for sign, value in values]
     is_lost = (
         row.status is Status.FAILED or net.has_diverged(row.loss) or net.has_diverged(row.val_loss)
     )
-    return (is_lost, *keys, row.name)
+    return (is_lost, bool(row.violates), *keys, row.name)
+
+
+def row_violations(row: NetworkResult, search: Search, run: RunState) -> tuple[float, ...]:
+    """Return by how much a network violates each constraint of its search; NaN if unknown."""
+    reported = run.violations.get(row.name)  # its searcher may not have received them yet
+    if reported is not None and len(reported) == len(search.constraints):
+        return reported
+    constraints = tuple(map(parse_constraint, search.constraints))
+    return violations_of(constraints, row, network_facts(row, run))
 
 
 def network_facts(row: NetworkResult, run: RunState) -> dict[str, float | None]:

@@ -127,6 +127,9 @@ def prepare(
     for networks in (spec.networks, extremes.networks, drawn):
         _check_networks(spec, networks, inputs, roles.cluster.whole_gpus)
     searches = start_searches(extremes, past.run)  # raises before anything is written
+    for search in searches.values():
+        if search.note:
+            print(f"fleet: {search.note}", file=sys.stderr, flush=True)
     check_quota(spec, inputs.sample)
     every = _with_networks_of(spec, extremes)
     layout = plan_memory(every, inputs, roles, ranks.shared_free)

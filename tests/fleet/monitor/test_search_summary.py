@@ -29,10 +29,12 @@ from fleet.monitor.search_summary import (
     front_table,
     make_search_reports,
     rungs_table,
+    trials_table,
 )
 from fleet.spec import load, parse
 from fleet.spec.dimensions import Range
 from fleet.spec.entries import proposed_network
+from fleet.storage.leaderboard import leaderboard
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, Status
 from tests.fleet.histories import results_of
@@ -106,9 +108,14 @@ def log_of_a_search():
 @pytest.fixture
 def searched(tmp_path):
     """Make the folder of a run with a search."""
+    return write_search(tmp_path, SPEC)
+
+
+def write_search(tmp_path, content):
+    """Write the folder of a run with a search."""
     paths = RunPaths(tmp_path / "run")
     paths.root.mkdir()
-    paths.spec.write_text(SPEC)
+    paths.spec.write_text(content)
     spec = load(str(paths.spec))
     results = results_of(spec, paths)
     for number, values in VALUES.items():
@@ -443,3 +450,56 @@ def test_search_report_of_repeats_names_the_best_network(repeated):
     assert "best mean val_accuracy is 0.75, of net-1; its best network is net-1-repeat1" in (
         search.summary
     )
+
+
+# ---- constraints ---------------------------------------------------------------------------------
+
+
+def test_best_network_meets_the_constraints(searched):
+    constraints = 'constraints: ["val_accuracy <= 0.8", "epochs <= 3"]'
+    searched.spec.write_text(SPEC.replace("max_trials: 5", f"max_trials: 5, {constraints}"))
+    [search] = read_report(searched).searches
+    assert "1 violates val_accuracy <= 0.8" in search.summary
+    assert "of net-1" in search.summary
+    assert [trial.network for trial in search.ranked] == ["net-1", "net-0", "net-2", "net-3"]
+    headers, rows = trials_table(search)
+    assert [row[headers.index("violates")] for row in rows] == ["", "", "", "val_accuracy <= 0.8"]
+    numbers = as_json(search.as_dict())
+    assert numbers["constraints"] == ["val_accuracy <= 0.8", "epochs <= 3"]
+    assert [network["feasible"] for network in numbers["networks"]] == [True] * 3 + [False, True]
+    assert numbers["networks"][3]["violations"] == pytest.approx(
+        {"val_accuracy <= 0.8": 0.1, "epochs <= 3": -1.0}
+    )
+    assert numbers["best_so_far"][-1]["network"] == "net-1"
+    assert numbers["line_of_descent"] == ["net-1"]
+
+
+def test_results_list_violating_networks_last(tmp_path):
+    constraints = 'constraints: ["val_accuracy <= 0.8"]'
+    run = write_search(tmp_path, SPEC.replace("max_trials: 5", f"max_trials: 5, {constraints}"))
+    rows = read_report(run).rows
+    assert [row.name for row in rows] == ["net-1", "net-0", "net-2", "net-3", "net-4"]
+    assert rows[3].violates == "val_accuracy <= 0.8"
+    headers, lines = leaderboard(rows)
+    assert [line[headers.index("violates")] for line in lines][2:4] == ["", "val_accuracy <= 0.8"]
+
+
+def test_logged_violations_count(searched):
+    searched.spec.write_text(
+        SPEC.replace("max_trials: 5", 'max_trials: 5, constraints: ["rate >= 10"]')
+    )
+    call = SearcherCalled(
+        "net", "tell", 1, outcome="finished", value=0.6, network="net-1", violations=(3.0,)
+    )
+    searched.events.write_text(as_text([*log_of_a_search(), LoggedEvent(30.0, call)]))
+    [search] = read_report(searched).searches
+    assert [trial.network for trial in search.trials if not trial.is_feasible] == ["net-1"]
+
+
+def test_pareto_front_has_no_network_that_violates(searched):
+    keys = (
+        "objectives: [{value: val_accuracy}, {value: epochs}], constraints: [val_accuracy <= 0.8]"
+    )
+    searched.spec.write_text(SPEC.replace("max_trials: 5", f"max_trials: 5, {keys}"))
+    [search] = read_report(searched).searches
+    assert [trial.network for trial in search.pareto_front] == ["net-1", "net-2"]

@@ -201,3 +201,20 @@ resources: {engine: numpy}
     [mistake] = refusal.value.mistakes
     assert (mistake.line, mistake.key) == (10, "models[0].search.options.n_candidates")
     assert "n_ei_candidates" in mistake.right
+
+
+@pytest.mark.parametrize(("sampler", "is_noted"), [("qmc", True), ("tpe", False), ("random", True)])
+def test_sampler_without_constraints_is_noted(tmp_path, sampler, is_noted):
+    file = tmp_path / "spec.yaml"
+    file.write_text(
+        f"""\
+data: {{source: "builtin:digits"}}
+models:
+  - family: softmax
+    space: {{train.optimizer.learning_rate: {{low: 0.001, high: 0.1}}}}
+    search: {{sampler: {sampler}, max_trials: 3, constraints: [parameters <= 1e6]}}
+resources: {{engine: numpy}}
+"""
+    )
+    [search] = start_searches(with_extreme_networks(load(file)), RunState()).values()
+    assert ("does not use the constraints" in search.note) == is_noted
