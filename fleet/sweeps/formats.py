@@ -45,12 +45,14 @@ def read_sweep(source: str, study: str | None = None) -> tuple[Sweep, Path]:
 def _read(path: Path, study: str | None) -> Sweep:
     if path.is_dir():
         if not keras_tuner_project.is_project(path):
-            raise UserError(f"{path} is a folder without oracle.json; {EXPECTED}")
+            below = sorted(path.glob("*/oracle.json"))
+            hint = f" (but {below[0].parent} has one)" if below else ""
+            raise UserError(f"{path} is a folder without oracle.json{hint}; {EXPECTED}")
         return _naming(path, lambda: keras_tuner_project.read(path))
     size = path.stat().st_size
     if not size:
         raise UserError(f"{path} is empty; {EXPECTED}")
-    if path.name == "oracle.json":
+    if path.suffix == ".json" and keras_tuner_project.is_project(path.parent):
         return _read(path.parent, study)
     if optuna_study.is_database(path) or optuna_study.is_journal(path):
         return _naming(path, lambda: optuna_study.read(path, study))

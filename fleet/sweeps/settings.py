@@ -7,18 +7,18 @@ a section such as ``optimizer``. All others stay arguments of the network under 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from fleet.errors import UserError
-from fleet.spec.conditions import meets
+from fleet.spec.conditions import dependency_order, meets
 from fleet.spec.engine_keys import find_unknown_words
 from fleet.spec.engines import EngineInfo, find_engine
 from fleet.spec.origin import is_below
-from fleet.spec.space import override
+from fleet.spec.space import override, space_of
 from fleet.spec.train import Optimizer, Train
 from fleet.storage.trials_file import FileTrial
 from fleet.sweeps.sweep import Sweep, within
@@ -106,7 +106,8 @@ def with_spec_keys(sweep: Sweep, chosen: Mapping[str, str]) -> Sweep:
             renamed.change(name, f"sets {key}")
     _add_optimizer_conditions(renamed)
     _drop_fixed_conditions(renamed)
-    renamed.trials = [_without_unused(renamed, trial) for trial in renamed.trials]
+    order = dependency_order(space_of(renamed.space))
+    renamed.trials = [_without_unused(renamed, order, trial) for trial in renamed.trials]
     return renamed
 
 
@@ -304,17 +305,23 @@ def _drop_fixed_conditions(sweep: Sweep) -> None:
         sweep.space[key] = content
 
 
-def _without_unused(sweep: Sweep, trial: FileTrial) -> FileTrial:
-    """Return a trial with the values that a member of the space has."""
+def _without_unused(sweep: Sweep, order: Sequence[str], trial: FileTrial) -> FileTrial:
+    """Return a trial with the values that a member of the space has.
+
+    Args:
+        sweep: the sweep, with the keys of a spec.
+        order: the keys of its space, each after those that it depends on.
+        trial: the trial.
+    """
     values = dict(trial.values)
     for key, value in sweep.fixed.items():
         if values.get(key) == value:
             del values[key]
-    for key in list(values):
-        dimension = sweep.space.get(key)
+    for key in order:
+        dimension = sweep.space[key]
         when = dimension.get("when", {}) if isinstance(dimension, Mapping) else {}
         if any(name not in values or not meets(values[name], when[name]) for name in when):
-            del values[key]
-        else:
+            values.pop(key, None)
+        elif key in values:
             values[key] = within(dimension, values[key])
     return replace(trial, values=values)

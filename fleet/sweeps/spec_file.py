@@ -18,7 +18,7 @@ from fleet.spec.space import override, space_of
 from fleet.spec.yaml_file import dump_plain
 from fleet.storage.trials_file import FileObjective, FileTrial, TrialsFile
 from fleet.sweeps.sweep import Sweep
-from fleet.vocabulary.measures import UP, direction_by_target
+from fleet.vocabulary.measures import UP, direction_of
 
 _WIDTH = 100
 _STAND_INS: dict[Mode, str] = {"maximize": "val_accuracy", "minimize": "val_loss"}
@@ -80,6 +80,8 @@ def draft_spec(sweep: Sweep, source: Path, trials_file: str | None) -> SpecDraft
         search["objectives"] = [vars(objective) for _, objective in objectives]
     if "train.stopping.max_epochs" in sweep.space:
         stopping.pop("max_epochs", None)
+    if metrics := _metrics(objectives):
+        train["metrics"] = metrics
     if stopping:
         train["stopping"] = {**stopping, **train.get("stopping", {})}
     trials = None
@@ -137,14 +139,13 @@ def _objectives(sweep: Sweep) -> Iterator[tuple[int, FileObjective]]:
     values = set[str]()
     for index, metric in enumerate(sweep.metrics):
         value = quantity_of(metric.name)
-        first = not index
         if value is not None and _mode_of(value) != metric.mode:
             sweep.leave_out(
                 f"metric {metric.name}",
                 f"{value} cannot {metric.mode} here; it is {_mode_of(value)}d",
             )
             value = None
-        if first and (value is None or value in NETWORK_OBJECTIVES):
+        if not index and (value is None or value in NETWORK_OBJECTIVES):
             value = _STAND_INS[metric.mode]
             described = metric.name or "the objective without a name"
             sweep.change(
@@ -157,8 +158,8 @@ def _objectives(sweep: Sweep) -> Iterator[tuple[int, FileObjective]]:
         elif value is None or value in values:
             sweep.leave_out(
                 f"metric {metric.name or index}".strip(),
-                "an objective is loss, accuracy, or one of "
-                f"{', '.join(NETWORK_OBJECTIVES)}; name your own metric in train.metrics",
+                "an objective is loss, accuracy, a metric of Keras, or one of "
+                f"{', '.join(NETWORK_OBJECTIVES)}; add your own to train.metrics",
             )
             continue
         elif value != metric.name:
@@ -170,8 +171,9 @@ def _objectives(sweep: Sweep) -> Iterator[tuple[int, FileObjective]]:
 def quantity_of(name: str) -> str | None:
     """Return the quantity of a run that a metric of another tool evidently is.
 
-    >>> [quantity_of(name) for name in ("val/acc", "validation_loss", "Train Loss", "f1")]
-    ['val_accuracy', 'val_loss', 'loss', None]
+    >>> [quantity_of(name) for name in ("val/acc", "validation_loss", "val_mae", "Train Loss")]
+    ['val_accuracy', 'val_loss', 'val_mae', 'loss']
+    >>> quantity_of("reward")
     """
     text = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
     for prefix, replacement in _PREFIXES.items():
@@ -179,15 +181,24 @@ def quantity_of(name: str) -> str | None:
             text = replacement + text.removeprefix(prefix)
             break
     text = re.sub(r"(?<![a-z])acc$", "accuracy", text)
-    if text in SCORES or name in NETWORK_OBJECTIVES:
+    if text in SCORES or name in NETWORK_OBJECTIVES or direction_of(text) is not None:
         return text
     return None
+
+
+def _metrics(objectives: Sequence[tuple[int, FileObjective]]) -> list[str]:
+    """Return the metrics that a run has to compute for its objectives."""
+    return [
+        objective.value.removeprefix("val_")
+        for _, objective in objectives
+        if objective.value not in (*SCORES, *NETWORK_OBJECTIVES)
+    ]
 
 
 def _mode_of(value: str) -> Mode:
     if value in NETWORK_OBJECTIVES:
         return NETWORK_OBJECTIVES[value]
-    return "maximize" if direction_by_target(value) == UP else "minimize"
+    return "maximize" if direction_of(value) == UP else "minimize"
 
 
 # ---- prior trials --------------------------------------------------------------------------------

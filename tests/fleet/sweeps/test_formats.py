@@ -76,7 +76,9 @@ def test_huge_file_is_refused_unread(tmp_path, refusal):
 
 def test_missing_file_and_foreign_folder_are_refused(tmp_path, refusal):
     assert "none.yaml cannot be read" in refusal(tmp_path / "none.yaml")
-    assert "folder without oracle.json" in refusal(tmp_path)
+    assert "folder without oracle.json; " in refusal(tmp_path)
+    shutil.copytree(RECORDED / "random", tmp_path / "my_project")
+    assert "my_project has one" in refusal(tmp_path)
 
 
 def test_foreign_database_is_refused(tmp_path, refusal):

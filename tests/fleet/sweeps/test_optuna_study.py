@@ -221,6 +221,22 @@ def test_optuna_presence_without_a_reason_is_listed(tmp_path, import_path):
     assert "odd" in result.left_out
 
 
+def test_optuna_conditions_may_depend_on_each_other(tmp_path, import_path):
+    def objective(trial):
+        kind = trial.suggest_categorical("kind", ["tree", "network"])
+        if kind == "network" and trial.suggest_categorical("norm", ["batch", "none"]) == "batch":
+            trial.suggest_float("decay", 0, 1)
+        return trial.suggest_float("x", 0, 1)
+
+    study_at(tmp_path / "study.log").optimize(objective, 30)
+    spec = tmp_path / "spec.yaml"
+    result = import_path(tmp_path / "study.log", "--to", spec)
+    assert result.space["norm"]["when"] == {"kind": "network"}
+    assert result.space["decay"]["when"] == {"norm": "batch"}
+    for trial in trials_of(spec).trials:
+        member_of(result.dimensions, trial.values)
+
+
 @FORMS
 def test_optuna_study_is_chosen_by_name(tmp_path, import_path, refusal, form):
     for name in ("first", "second"):

@@ -171,12 +171,22 @@ def test_folder_that_cannot_be_made_is_reported(tmp_path, source, capsys):
         ("train.loss", "loss"),
         ("Accuracy", "accuracy"),
         ("parameters", "parameters"),
-        ("val_f1", None),
+        ("val/mae", "val_mae"),
+        ("val_AUC", "val_auc"),
+        ("val_reward", None),
         ("", None),
     ],
 )
 def test_metric_is_a_quantity_of_a_run(name, quantity):
     assert quantity_of(name) == quantity
+
+
+def test_metric_of_keras_is_computed(tmp_path, import_path):
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml.safe_dump({**SWEEP, "metric": {"name": "valid_mae"}}))
+    result = import_path(path)
+    assert result.train["metrics"] == ["mae"]
+    assert result.train["stopping"]["monitor"] == "val_mae"
 
 
 def test_metric_in_the_wrong_direction_is_listed(tmp_path, import_path):
