@@ -92,6 +92,7 @@ class OptunaSearcher:
         }
         pruner = self._make_pruner(options)
         self._prunes = pruner is not None
+        self.judges = self._prunes  # see fleet.search.searcher.may_judge
         # The first sampler is only tried: it must not draw from the numbers of the second.
         self._try(self._make_sampler(word, options), options)
         sampler = self._make_sampler(word, options)

@@ -129,6 +129,8 @@ class _SpaceSearcher:
         members: members in their order.
     """
 
+    judges = False  # no network is paused or pruned
+
     def __init__(self, members: Iterator[Member]) -> None:
         self._members = members
         self._listed = list[Member]()
@@ -194,8 +196,8 @@ SEARCHERS = {"random": RandomSearcher, "grid": GridSearcher}
 
 
 def may_judge(searcher: Searcher) -> bool:
-    """Return True if a searcher may pause or prune networks."""
-    return not isinstance(searcher, _SpaceSearcher)
+    """Return True if a searcher may pause or prune networks, unless it says ``judges = False``."""
+    return bool(getattr(searcher, "judges", True))
 
 
 def make_searcher(

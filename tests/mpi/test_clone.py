@@ -88,3 +88,38 @@ def test_a_clone_that_a_killed_launch_accepted_is_added_once(tmp_path):
     launcher(1, {**content, "keep_open": "2s"})
     [added] = events_of(run.events, NetworkAdded)
     assert (added.network, added.parent) == ("a-clone", "a")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("engine", "family"),
+    [
+        pytest.param("keras", "cnn", marks=pytest.mark.tensorflow),
+        pytest.param("torch", "cnn", marks=pytest.mark.torch),
+    ],
+)
+def test_warm_clones_continue_with_other_engines(tmp_path, engine, family):
+    launcher = Launcher(tmp_path)
+    model = {
+        "family": family,
+        "name": "a",
+        "args": {"filters": [4], "dense": [8]},
+        "train": {"optimizer": {"name": "adam"}},
+    }
+    content = spec(
+        tmp_path,
+        [model],
+        train={"stopping": {"max_epochs": 2}},
+        resources={"engine": engine},
+    )
+    run = tmp_path / "run"
+    outcome = launcher(2, content, timeout=300)
+    assert outcome.status == 0, outcome.output
+    [name] = fleet.api.clone(run, "a", {RATE: 0.002}, warm=True)
+    outcome = launcher(2, content, timeout=300)
+    assert outcome.status == 0, outcome.output
+    rows = {row.name: row for row in fleet.api.read_results(run)}
+    assert (rows[name].status, rows[name].parent) == (Status.FINISHED, "a")
+    before = [epoch.loss for epoch in fleet.api.read_history(run) if epoch.network == "a"]
+    after = [epoch.loss for epoch in fleet.api.read_history(run) if epoch.network == name]
+    assert after[0] < before[0]
