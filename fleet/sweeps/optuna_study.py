@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 KIND = "Optuna study"
 _MAX_EPOCHS = 10_000  # of a curve; more reports are steps of training
+_NO_NAME = "no-name-"  # precedes the identifier of a study without a name
 _MOST_IN_ONE_CONDITION = 2  # parameters on which another one depends
 
 _OUTCOMES = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed"}
@@ -77,7 +78,8 @@ def read(path: Path, name: str | None = None) -> Sweep:
             meant.
     """
     study = _load(path, name)
-    sweep = Sweep(KIND, name=study.study_name)
+    is_named = not study.study_name.startswith(_NO_NAME)
+    sweep = Sweep(KIND, name=study.study_name if is_named else "")
     trials = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
     unfinished = len(study.get_trials(deepcopy=False)) - len(trials)
     if unfinished:

@@ -310,7 +310,7 @@ def _without_unused(sweep: Sweep, order: Sequence[str], trial: FileTrial) -> Fil
 
     Args:
         sweep: the sweep, with the keys of a spec.
-        order: the keys of its space, each after those that it depends on.
+        order: the keys of its space, each after the keys of its conditions.
         trial: the trial.
     """
     values = dict(trial.values)

@@ -237,6 +237,12 @@ def test_optuna_conditions_may_depend_on_each_other(tmp_path, import_path):
         member_of(result.dimensions, trial.values)
 
 
+def test_optuna_study_without_a_name_has_that_of_its_file(tmp_path, import_path):
+    study = optuna.create_study(storage=storage_of(tmp_path / "my study.log"))
+    study.optimize(lambda trial: trial.suggest_float("x", 0, 1), 1)
+    assert import_path(tmp_path / "my study.log").content["name"] == "my-study"
+
+
 @FORMS
 def test_optuna_study_is_chosen_by_name(tmp_path, import_path, refusal, form):
     for name in ("first", "second"):
