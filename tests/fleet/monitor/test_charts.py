@@ -9,6 +9,7 @@ import pytest
 from fleet.domain.network import EpochRecord
 from fleet.monitor.charts import BARS, DRAWN, MAX_TRIALS, NAMED, POINTS, as_script, make_charts
 from fleet.monitor.report import read_report
+from fleet.spec.dimensions import Choices, Range
 from fleet.storage.results import Status
 from scheduler.simulation.ensemble import Stint
 from tests.fleet.logs import write_sample_run
@@ -157,6 +158,23 @@ def test_values_outside_an_axis_are_omitted(report):
     values = [values for *_, values in drawn["trials"]]
     assert [rate is None for rate, _ in values] == [True, True, True, True, False, False]
     assert [filters for _, filters in values] == [0, 1, None, 0, 0, 0]
+
+
+def test_unused_parameters_are_gaps_on_their_axes(report):
+    search = many(4)
+    momentum = "train.optimizer.momentum"
+    space = {
+        "norm": Choices(("none", "batch"), weights=(1, 2)),
+        momentum: Range(0, 0.9, step=0.3, when={"norm": "batch"}),
+    }
+    values = [{"norm": "batch", momentum: 0.0}, {"norm": "none"}] * 2
+    trials = tuple(
+        replace(trial, values=drawn) for trial, drawn in zip(search.trials, values, strict=True)
+    )
+    drawn = searched(report, replace(search, space=space, trials=trials))
+    assert drawn["keys"][0]["choices"] == ["none", "batch"]
+    assert [values for *_, values in drawn["trials"]].count([1.0, 0.0]) == 2
+    assert [values for *_, values in drawn["trials"]].count([0.0, None]) == 2
 
 
 def test_many_trials_are_subsampled_from_best_to_worst(
