@@ -204,7 +204,7 @@ def _read_searcher(
         # Searchers compare validation metrics only.
         name = metric if metric.startswith("val") else f"val_{metric}"
         sweep.metrics.append(Metric(name, "minimize" if smaller else "maximize"))
-    epochs = _epochs(sweep, searcher, records)
+    length, epochs = _epochs(sweep, searcher, records)
     if epochs is not None:
         sweep.stopping["max_epochs"] = epochs
     if method == "single":
@@ -223,7 +223,7 @@ def _read_searcher(
             "searcher.max_concurrent_trials", searcher["max_concurrent_trials"]
         )
     if method in _HALVING:
-        _read_halving(sweep, searcher, method, epochs)
+        _read_halving(sweep, searcher, method, length, epochs)
     read_keys = {
         "name",
         "metric",
@@ -237,16 +237,24 @@ def _read_searcher(
     }
     for key in searcher:
         if key not in read_keys:
-            sweep.leave_out(f"searcher.{key}", f"{method} of a spec has nothing like it")
+            sweep.leave_out(f"searcher.{key}", "a spec has nothing like it")
 
 
 _HALVING_KEYS = ("divisor", "mode", "max_rungs", "num_rungs", "stop_once")
 
 
 def _read_halving(
-    sweep: Sweep, searcher: Mapping[str, Any], method: str, epochs: int | None
+    sweep: Sweep, searcher: Mapping[str, Any], method: str, length: int | None, epochs: int | None
 ) -> None:
-    """Read asha, whose first rung is at max_length / divisor**(num_rungs - 1)."""
+    """Read asha, whose first rung is at max_length / divisor**(num_rungs - 1).
+
+    Args:
+        sweep: where the rule is set.
+        searcher: the searcher.
+        method: its name.
+        length: the length of the longest trial in the unit of the searcher; None if unknown.
+        epochs: the same in epochs.
+    """
     rule = _HALVING[method]
     if rule == "hyperband":
         mode = check_word(
@@ -269,18 +277,21 @@ def _read_halving(
     word = "num_rungs" if "num_rungs" in searcher else "max_rungs"
     rungs = check_count(f"searcher.{word}", searcher.get(word, _MAX_RUNGS), 64)
     min_epochs = 1
-    if epochs is not None:
-        if word == "max_rungs":  # no more rungs than the longest trial has
-            rungs = min(rungs, int(math.log(epochs) / math.log(divisor)) + 1)
-        min_epochs = max(1, int(epochs / divisor ** (rungs - 1)))
+    if length is not None:
+        if _HALVING[method] == "hyperband":  # no more rungs than a trial and all trials allow
+            trials = (sweep.search or {}).get("max_trials", GUESSED_TRIALS)
+            rungs = min(
+                rungs, *(int(math.log(n) / math.log(divisor)) + 1 for n in (length, trials))
+            )
+        min_epochs = max(1, int((epochs or 1) / divisor ** (rungs - 1)))
     on_fail = "stop" if searcher.get("stop_once") is True else "pause"
     sweep.prune = {"rule": rule, "min_epochs": min_epochs, "factor": factor, "on_fail": on_fail}
 
 
 def _epochs(
     sweep: Sweep, searcher: Mapping[str, Any], records: tuple[int, int] | None
-) -> int | None:
-    """Return the largest number of epochs of a trial; None if it is unknown."""
+) -> tuple[int | None, int | None]:
+    """Return the length of the longest trial in its unit, and in epochs; None if unknown."""
     length = searcher.get("max_length")
     if length is None and "max_time" in searcher:
         count = check_count("searcher.max_time", searcher["max_time"], _MOST_EPOCHS)
@@ -290,12 +301,13 @@ def _epochs(
                 "searcher.max_time",
                 f"a unit of {searcher.get('time_metric')} is taken as an epoch",
             )
-        return count
+        return count, count
     if length is None:
-        return None
+        return None, None
     if not isinstance(length, Mapping):
         sweep.change("searcher.max_length", "its unit is taken as an epoch")
-        return check_count("searcher.max_length", length, _MOST_EPOCHS)
+        count = check_count("searcher.max_length", length, _MOST_EPOCHS)
+        return count, count
     if len(length) != 1 or not length.keys() <= {"epochs", "batches", "records"}:
         raise UserError(
             f"searcher.max_length: {shortened(dict(length))} should be a number of epochs, batches "
@@ -304,21 +316,21 @@ def _epochs(
     [(unit, number)] = length.items()
     count = check_count(f"searcher.max_length.{unit}", number, _MOST_EPOCHS)
     if unit == "epochs":
-        return count
+        return count, count
     if records is None:
         sweep.leave_out(
             f"searcher.max_length.{unit}",
             "the length of an epoch is unknown without records_per_epoch and a constant "
             "global_batch_size; set train.stopping.max_epochs",
         )
-        return None
+        return count, None
     per_epoch, batch = records
     samples = count * batch if unit == "batches" else count
     epochs = max(1, math.ceil(samples / per_epoch))
     sweep.change(
         f"searcher.max_length.{unit}", f"{count} {unit} are {samples / per_epoch:.6g} epochs"
     )
-    return epochs
+    return count, epochs
 
 
 # ---- other sections ------------------------------------------------------------------------------

@@ -89,8 +89,8 @@ def test_determined_grid_has_count_values(item, expected):
             {"rule": "asha", "min_epochs": 8, "factor": 2, "on_fail": "stop"},
         ),
         (
-            {"name": "adaptive_asha"},
-            {"rule": "hyperband", "min_epochs": 1, "factor": 4, "on_fail": "pause"},
+            {"name": "adaptive_asha"},  # eight trials allow two rungs
+            {"rule": "hyperband", "min_epochs": 4, "factor": 4, "on_fail": "pause"},
         ),
         (
             {"name": "adaptive_asha", "mode": "aggressive", "max_rungs": 2},
@@ -103,6 +103,20 @@ def test_determined_halving_is_a_rule(searcher, prune):
     assert result.prune == prune
     assert result.search == {"sampler": "random", "max_trials": 8}
     assert result.stopping == {"max_epochs": 16}
+
+
+@pytest.mark.parametrize(
+    ("max_trials", "min_epochs"),
+    [(8, 4), (99, 1)],  # two and four rungs of a trial of 160 batches, which are 16 epochs
+)
+def test_determined_rungs_follow_length_and_trials(max_trials, min_epochs):
+    searcher = {
+        "name": "adaptive_asha",
+        "max_trials": max_trials,
+        "max_length": {"batches": 160},
+    }
+    result = read(searcher, 640, global_batch_size=64)
+    assert (result.prune["min_epochs"], result.stopping["max_epochs"]) == (min_epochs, 16)
 
 
 @pytest.mark.parametrize(
