@@ -15,11 +15,13 @@ from typing import Any
 
 from search_curves import Search
 from search_files import Task, TaskResult, read_tasks, simulate_task
-from search_programs import FleetSearch, ListSearcher, OptunaSearch
+from search_programs import FleetSearch, OptunaSearch
 from versus import install_ray
 
+from fleet.search.searcher import make_searcher
 from fleet.spec.dimensions import Range
 from fleet.spec.search import RULES, Prune
+from fleet.spec.space import Space
 
 FOLDER = Path(__file__).parent
 HINDSIGHT = "in hindsight"
@@ -84,13 +86,14 @@ def make_fleet_search(task: Task, gpus: int, **prune: Any) -> Search:
         prune: as in a spec.
     """
     networks = len(task.curves)
+    space: Space = {"network": Range(0, max(1, networks - 1), integer=True)}
     return FleetSearch(
         Prune(**prune),
-        ListSearcher([{"network": number} for number in range(networks)]),
+        make_searcher("grid", space, 0, "maximize", {}),
         networks,
         gpus,
         [len(curve.values) for curve in task.curves],
-        {"network": Range(0, max(1, networks - 1), integer=True)},
+        space,
         task.mode,
     )
 

@@ -6,6 +6,7 @@ alone, so repeating them restores it: that is how a resumed run does it.
 
 from __future__ import annotations
 
+import copy
 import math
 import zlib
 from bisect import bisect_left, insort
@@ -336,11 +337,11 @@ def make_pruner(prune: Prune, most_epochs: int, seed: int) -> Pruner:
         else:
             make = rule.make
         try:
-            pruner = make(prune, most_epochs, seed)
+            pruner = make(prune, most_epochs, seed, **copy.deepcopy(dict(prune.options)))
         except Exception as error:  # the user's class may raise anything
             raise UserError(
-                f"the rule {prune.rule} cannot be constructed with (prune, most_epochs, seed): "
-                f"{one_line(error)}"
+                f"the rule {prune.rule} cannot be constructed with (prune, most_epochs, seed"
+                f"{', **options' if prune.options else ''}): {one_line(error)}"
             ) from error
     missing = [method for method in _METHODS if not callable(getattr(pruner, method, None))]
     if missing:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -66,6 +67,28 @@ class Rung:
     def __len__(self) -> int:
         return len(self._all)
 
+    @property
+    def names(self) -> Collection[str]:
+        """The networks that have reached it, in order of arrival."""
+        return self._entries.keys()
+
+    def score_of(self, name: str) -> float:
+        """Return the score with which a network has come."""
+        return -self._entries[name].worse
+
+    def position(self, name: str) -> int:
+        """Return how many networks are better than a network; ties are broken by name."""
+        return bisect_left(self._all, self._entries[name])
+
+    def count_near(self, tolerance: float) -> int:
+        """Return how many scores are lower than the best one by at most a share of it."""
+        if not self._all or not math.isfinite(self._all[0].worse):
+            return 0
+        lowest = self._all[0].worse
+        return bisect_right(
+            self._all, lowest + tolerance * abs(lowest), key=lambda entry: entry.worse
+        )
+
     def enter(self, name: str, score: float) -> None:
         """Add a network."""
         self._entries[name] = entry = _Entry(-score, natural_key(name), name)
@@ -102,7 +125,7 @@ class Rung:
     def is_in_top(self, name: str, count: int) -> bool:
         """Return True if a network is one of the best ``count``; ties are broken by name."""
         entry = self._entries[name]
-        return entry.worse < math.inf and bisect_left(self._all, entry) < count
+        return entry.worse < math.inf and self.position(name) < count
 
     def is_tied_with_top(self, name: str, count: int) -> bool:
         """Return True if fewer than ``count`` networks are strictly better."""

@@ -17,7 +17,13 @@ from fleet.spec.entries import attempt, engine_of, merged
 from fleet.spec.measures import FIELDS, label_of, may_be_computed
 from fleet.spec.naming import is_name, rule_of
 from fleet.spec.schema import OPTION_OF, Document, ModelEntry, policy_of_keys
-from fleet.spec.search import NETWORK_OBJECTIVES, Prune, find_rule
+from fleet.spec.search import (
+    NETWORK_OBJECTIVES,
+    Prune,
+    PruningRule,
+    find_rule,
+    find_wrong_options,
+)
 from fleet.spec.space import contradictions, holds
 from launch.errors import InputError, did_you_mean
 from preprocess.source import SOURCES
@@ -301,7 +307,10 @@ def _unread_keys(document: Document, content: Mapping[str, Any]) -> Iterator[Pro
     if rule is not None:
         right = f"it reads {', '.join(rule.reads)}" if rule.reads else "leave it out"
         unread = _PRUNE_KEYS.difference(rule.reads)
+        if "options" not in rule.reads and holds(content, ("prune", "options")):
+            right = f"{right}; options are for a rule of your own (module:rule)"
         yield from _given_keys("prune", content, unread, name, right)
+        yield from _option_problems(rule, document.prune.options)
     schedule = content.get("schedule")
     policy = attempt([], find_policy, document.schedule.policy)
     if policy is None:  # reported elsewhere
@@ -313,6 +322,16 @@ def _unread_keys(document: Document, content: Mapping[str, Any]) -> Iterator[Pro
     unread = {key for option, key in keys.items() if option not in policy.reads}
     right = policy.describe_reads(keys)
     yield from _given_keys("schedule", content, unread, policy.name, right)
+
+
+def _option_problems(rule: PruningRule, options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield mistakes in the options of a rule of the user."""
+    if "options" not in rule.reads:
+        return
+    problem = attempt([], find_wrong_options, rule, options)
+    if problem is not None:
+        wrong, right = problem
+        yield ("prune", "options"), wrong, right
 
 
 def _given_keys(

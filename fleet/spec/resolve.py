@@ -118,7 +118,24 @@ def _resolve(content: Any, origin: Origin, run: Path | None = None) -> Spec:
     if unfit:
         raise SpecError(merge_misfits(spec, unfit))
     check_comparable(spec, all_networks, kinds_of)
+    if "prune" not in content:
+        spec = replace(spec, notices=(*spec.notices, *_advise_pruning(spec, all_networks)))
     return spec
+
+
+def _advise_pruning(spec: Spec, networks: Iterable[NetworkSpec]) -> list[str]:
+    """Return a line of advice for a spec without `prune` whose searches prune nothing."""
+    if all(network.train.stopping.max_epochs == 1 for network in networks):
+        return []
+    for index, entry in spec.searches.items():
+        if entry.search is not None and not entry.search.prunes:
+            line = spec.origin.line(("models", index, "search"))
+            location = "" if line is None else f"{spec.origin.file}:{line}: "
+            return [
+                f"note: {location}{entry.stem}: every network trains to its end; add `prune: auto` "
+                "to pause networks that are hardly among the best"
+            ]
+    return []
 
 
 def _validate(content: Mapping[str, Any]) -> tuple[Document, list[Problem], set[int]]:

@@ -24,7 +24,7 @@ from fleet.spec.engines import ENGINES, EngineInfo, find_engine
 from fleet.spec.enumeration import size_of
 from fleet.spec.model import Architecture
 from fleet.spec.origin import Origin, is_below, key_path
-from fleet.spec.search import Prune, Search
+from fleet.spec.search import Prune, PruneOrRule, Search
 from fleet.spec.section import plain, section
 from fleet.spec.space import holds
 from fleet.spec.train import Train
@@ -334,7 +334,7 @@ class Document:
     data: Data = Data()
     train: Train = Train()
     schedule: Schedule = Schedule()
-    prune: Prune = Prune()
+    prune: PruneOrRule = Prune()
     profile: Profile = Profile()
     resources: Resources = Resources()
     checkpoint: Checkpoint = Checkpoint()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import ArgsKwargs
 
 from fleet.errors import UserError
-from fleet.plugins import load_named
+from fleet.plugins import load_named, load_object
 from fleet.spec.fields import (
+    IMPORT_PATH,
     NO_FLAG,
     AboveZero,
     Duration,
@@ -193,6 +196,13 @@ class Search:
             return MAX_TRIALS
         return self.max_trials
 
+    @property
+    def prunes(self) -> bool:
+        """Whether its sampler may prune networks itself."""
+        if self.sampler in OPTUNA_SAMPLERS:
+            return "pruner" in self.options
+        return ":" in self.sampler
+
 
 @dataclass(frozen=True)
 class PruningRule:
@@ -208,6 +218,8 @@ class PruningRule:
         reads: the keys of `prune` that it reads.
         compares: whether it compares networks, so that all must have the same monitor.
         obeys: whether decisions of a sampler are carried out as well.
+
+    A rule of your own also reads ``options``, further arguments of ``make`` by name.
     """
 
     name: str
@@ -221,6 +233,13 @@ class PruningRule:
 RULES: Mapping[str, PruningRule] = {
     rule.name: rule
     for rule in (
+        PruningRule(
+            "auto",
+            ".evidence:Evidence",
+            "at growing numbers of epochs (rungs) as many of the best networks continue as the "
+            "measured rank correlation with later rungs demands",
+            ("min_epochs", "on_fail"),
+        ),
         PruningRule(
             "asha",
             ".pruning:make_asha",
@@ -274,6 +293,13 @@ def _for(setting: str) -> str:
 RuleName = Annotated[str, named(RULES)]
 
 
+class _OrRuleName:
+    """The schema of a section, or of a rule's name."""
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        return {"anyOf": [{"enum": list(RULES)}, IMPORT_PATH, handler(core_schema)]}
+
+
 @section
 class Prune:
     """The rule by which networks of the run are paused or pruned before they finish."""
@@ -322,9 +348,29 @@ class Prune:
             "there; for learning_curve, number that must have finished. " + _for("min_trials")
         ),
     )
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further arguments of a rule of your own, by name.",
+    )
 
 
 _KEYS = tuple(field.name for field in dataclass_fields(Prune) if field.name != "rule")
+
+
+def _with_rule_key(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"rule": value}
+    if not isinstance(value, Mapping | Prune):
+        raise ValueError("it should be the name of a rule, or a mapping with the key rule")
+    return value
+
+
+# A rule's name stands for the rule with its defaults.
+PruneOrRule = Annotated[
+    Prune,
+    BeforeValidator(_with_rule_key),
+    _OrRuleName(),
+]
 
 
 def find_rule(name: str) -> PruningRule:
@@ -344,10 +390,47 @@ def find_rule(name: str) -> PruningRule:
     with UserCode().running():
         rule = load_named(name, "rule", RULES, "rule")
     if isinstance(rule, PruningRule):
-        return replace(rule, name=name, reads=tuple(map(new_prune_key, rule.reads)))
+        reads = dict.fromkeys([*map(new_prune_key, rule.reads), "options"])
+        return replace(rule, name=name, reads=tuple(reads))
     if not callable(rule):
         raise UserError(
             f"rule {name!r} is of type {type(rule).__name__}; it should be a PruningRule, or a "
             "class with the arguments (prune, most_epochs, seed)"
         )
     return PruningRule(name, rule, reads=_KEYS)
+
+
+def find_wrong_options(rule: PruningRule, options: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return what is wrong with the options of a rule of your own, and what would be right.
+
+    Args:
+        rule: the rule.
+        options: further arguments of the function or class that makes it, by name.
+
+    Raises:
+        UserError: the function or class cannot be loaded.
+    """
+    make: Any = rule.make
+    with UserCode().running():
+        if isinstance(make, str):
+            make = load_object(make, "rule")
+        try:
+            parameters = list(inspect.signature(make).parameters.values())
+        except (TypeError, ValueError):  # a class of C code may have no signature
+            return None
+    kinds = [parameter.kind for parameter in parameters]
+    if inspect.Parameter.VAR_KEYWORD in kinds or inspect.Parameter.VAR_POSITIONAL in kinds:
+        return None
+    accepted = {parameter.name: parameter.default for parameter in parameters[3:]}
+    unknown = [name for name in options if name not in accepted]
+    required = [name for name, default in accepted.items() if default is inspect.Parameter.empty]
+    missing = [name for name in required if name not in options]
+    names = ", ".join(accepted)
+    right = f"its options are {names}" if accepted else "it has no options"
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], accepted, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        return f"{rule.name} has no option {unknown[0]!r}", hint + right
+    if missing:
+        return f"{rule.name} needs the option {missing[0]!r}", right
+    return None

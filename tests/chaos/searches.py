@@ -45,6 +45,7 @@ SEARCHES = {  # name -> its search and its pruner
         {},
     ),
     "median": ({"sampler": "random", "max_trials": 18}, {"rule": "median", "min_trials": 3}),
+    "TPE + auto": (TPE, {"rule": "auto"}),
     "TPE + ASHA (stop)": (TPE, {"rule": "asha", "min_epochs": 1, "factor": 3, "on_fail": "stop"}),
 }
 WAYS = ("all ranks", "coordinator", "one rank")

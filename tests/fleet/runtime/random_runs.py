@@ -50,6 +50,8 @@ RULES = [
     {"rule": "hyperband", "synchronous": True},
     {"rule": "median", "min_trials": 2},
     {"rule": "median", "synchronous": True, "min_trials": 2},
+    {"rule": "auto"},
+    {"rule": "auto", "on_fail": "stop"},
 ]
 
 

@@ -35,6 +35,8 @@ RULES = [
     Prune(rule="median", min_trials=2),
     Prune(rule="median", synchronous=True, min_trials=2),
     Prune(rule="learning_curve", min_trials=2),
+    Prune(rule="auto"),
+    Prune(rule="auto", on_fail="stop"),
 ]
 
 

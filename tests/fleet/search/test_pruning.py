@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import SpecError, UserError
+from fleet.search.evidence import Evidence
 from fleet.search.pruning import Halving, Median, NoPruning, make_pruner
 from fleet.search.searcher import Verdict
 from fleet.spec import parse
@@ -105,6 +106,7 @@ def test_hyperband_has_as_many_brackets_as_fit(maximum, count):
 @pytest.mark.parametrize(
     ("rule", "kind"),
     [
+        ("auto", Evidence),
         ("asha", Halving),
         ("hyperband", Halving),
         ("median", Median),
@@ -180,7 +182,7 @@ HERE = "tests.fleet.search.test_pruning"
 
 def test_custom_rule_is_found_by_path_and_reads_its_keys():
     assert find_rule(f"{HERE}:RULE") == PruningRule(
-        f"{HERE}:RULE", Pausing, reads=("min_epochs",), obeys=False
+        f"{HERE}:RULE", Pausing, reads=("min_epochs", "options"), obeys=False
     )
     assert find_rule(f"{HERE}:Pausing").reads == (
         "min_epochs",
@@ -188,6 +190,7 @@ def test_custom_rule_is_found_by_path_and_reads_its_keys():
         "on_fail",
         "synchronous",
         "min_trials",
+        "options",
     )
     assert make_pruner(Prune(rule=f"{HERE}:RULE"), 9, 0).add("stops", 1, 0.0) is STOP
 
@@ -210,10 +213,112 @@ def test_spec_with_an_unknown_rule_or_unread_key_is_refused(prune, key, wrong):
     assert [(mistake.key, mistake.wrong) for mistake in caught.value.mistakes] == [(key, wrong)]
 
 
+@pytest.mark.parametrize("rule", [*RULES, f"{HERE}:RULE"])
+def test_a_rules_name_stands_for_the_rule(rule):
+    models = [{"family": "softmax"}]
+    expected = parse({"models": models, "prune": {"rule": rule}}).document.prune
+    assert parse({"models": models, "prune": rule}).document.prune == expected
+
+
+@pytest.mark.parametrize("prune", [3, True, ["auto"], None])
+def test_prune_is_a_name_or_a_mapping(prune):
+    with pytest.raises(SpecError, match="prune.*it should be the name of a rule, or a mapping"):
+        parse({"models": [{"family": "softmax"}], "prune": prune})
+
+
+class WithOptions(NoPruning):
+    """Takes two options."""
+
+    def __init__(self, prune, most_epochs, seed, gap, names=()):
+        self.gap, self.names = gap, names
+
+
+class WithAnyOptions(NoPruning):
+    """Takes all options."""
+
+    def __init__(self, *arguments, **options):
+        self.options = options
+
+
+def test_options_go_to_the_rule_by_name():
+    options = {"gap": 0.2, "names": ["a"]}
+    prune = Prune(rule=f"{HERE}:WithOptions", options=options)
+    pruner = make_pruner(prune, 9, 0)
+    pruner._pruner.names.append("b")  # a copy
+    assert (pruner._pruner.gap, options) == (0.2, {"gap": 0.2, "names": ["a"]})
+    prune = Prune(rule=f"{HERE}:WithAnyOptions", options=options)
+    assert make_pruner(prune, 9, 0)._pruner.options == options
+
+
+@pytest.mark.parametrize(
+    ("prune", "wrong", "right"),
+    [
+        (
+            {"rule": f"{HERE}:WithOptions", "options": {"gap": 1, "nams": 2}},
+            f"{HERE}:WithOptions has no option 'nams'",
+            "did you mean names? its options are gap, names",
+        ),
+        (
+            {"rule": f"{HERE}:WithOptions"},
+            f"{HERE}:WithOptions needs the option 'gap'",
+            "its options are gap, names",
+        ),
+        (
+            {"rule": f"{HERE}:RULE", "options": {"a": 1}},
+            f"{HERE}:RULE has no option 'a'",
+            "it has no options",
+        ),
+        (
+            {"rule": "none", "options": {"a": 1}},
+            "none does not read options",
+            "leave it out; options are for a rule of your own (module:rule)",
+        ),
+    ],
+)
+def test_unknown_options_are_mistakes(prune, wrong, right):
+    with pytest.raises(SpecError) as caught:
+        parse({"models": [{"family": "softmax"}], "prune": prune})
+    assert [(mistake.key, mistake.wrong, mistake.right) for mistake in caught.value.mistakes] == [
+        ("prune.options", wrong, right)
+    ]
+
+
+def test_all_options_are_right_for_a_rule_that_takes_all():
+    prune = {"rule": f"{HERE}:WithAnyOptions", "options": {"a": 1}}
+    parse({"models": [{"family": "softmax"}], "prune": prune})
+
+
+SEARCH = {"sampler": "random", "max_trials": 3}
+
+
+@pytest.mark.parametrize(
+    ("search", "more", "advises"),
+    [
+        ({}, {}, True),
+        ({"sampler": "grid"}, {}, True),
+        ({"sampler": "tpe"}, {}, True),
+        ({"sampler": "tpe", "options": {"pruner": "median"}}, {}, False),
+        ({"sampler": "tests.fleet.search.searchers:Careful"}, {}, False),
+        ({}, {"prune": "none"}, False),
+        ({}, {"prune": {"min_epochs": 1, "rule": "asha"}}, False),
+        ({}, {"train": {"stopping": {"max_epochs": 1}}}, False),
+    ],
+)
+def test_a_search_without_prune_is_advised_to_prune(search, more, advises):
+    entry = {
+        "family": "softmax",
+        "space": {"train.optimizer.learning_rate": [0.1, 0.2, 0.3]},
+        "search": {**SEARCH, **search},
+    }
+    notices = parse({"models": [entry], **more}).notices
+    assert len(notices) == advises
+    assert all("add `prune: auto`" in notice for notice in notices)
+
+
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("ashes", "no rule is named 'ashes'; use one of asha, "),
+        ("ashes", "no rule is named 'ashes'; use one of auto, asha, "),
         (f"{HERE}:HERE", "is of type str; it should be a PruningRule"),
     ],
 )
