@@ -361,12 +361,14 @@ def _prior_trials(
 def _results(
     sweep: Sweep, trial: FrozenTrial, curve: Sequence[float], objectives: int
 ) -> tuple[float, ...]:
-    """Return the value of each objective; of a pruned trial the best value that it reported."""
-    if trial.state.name == "PRUNED" and objectives == 1:
+    """Return the value of each objective; of a pruned trial the best that it reported."""
+    unknown = (math.nan,) * objectives
+    if trial.state.name == "PRUNED":
         reported = [value for value in curve if math.isfinite(value)]
         if not reported:
-            return (math.nan,)
-        return (max(reported) if sweep.metrics[0].mode == "maximize" else min(reported),)
+            return unknown
+        best = max(reported) if sweep.metrics[0].mode == "maximize" else min(reported)
+        return (best, *unknown[1:])
     if trial.state.name != "COMPLETE" or trial.values is None:
-        return (math.nan,) * objectives
+        return unknown
     return tuple(map(float, trial.values))

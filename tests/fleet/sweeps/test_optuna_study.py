@@ -4,11 +4,14 @@ import json
 import math
 import sqlite3
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.__main__ import main
+from fleet.api import read_known
 from fleet.export.trackers import write
 from fleet.spec.conditions import is_active
 from fleet.spec.drawing import members
@@ -16,9 +19,10 @@ from fleet.spec.space import member_of, space_of
 from fleet.storage.trials_file import read_trials_file
 from fleet.sweeps import optuna_study
 from tests.examples import examples
-from tests.fleet.export.conftest import LATE, RATE
+from tests.fleet.export.conftest import LATE, RATE, searched
 
 optuna = pytest.importorskip("optuna", reason="Optuna is not installed: make test-track has it")
+__all__ = ["searched"]  # a fixture
 FORMS = pytest.mark.parametrize("form", ["study.log", "study.db"])
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
@@ -328,6 +332,40 @@ def test_optuna_study_that_a_run_exported_comes_back(tmp_path, import_path, form
         ("net-3", "finished", (0.1, 0.2, 0.3)),
     ]
     assert content.trials[0].values == {RATE: 0.01, "filters": [8, 16]}
+
+
+def test_optuna_trials_of_a_run_are_those_of_its_folder(import_path, searched):
+    assert searched.launch() == 0
+    run, journal = searched.folder / "run", searched.folder / "study.log"
+    assert main(["export", str(run), "--optuna", str(journal)]) == 0
+    [study] = [name for name in optuna.get_all_study_names(storage_of(journal)) if "net" in name]
+    spec = searched.folder / "imported.yaml"
+    result = import_path(journal, "--study", study, "--to", spec)
+    by_source = [
+        [replace(trial, source="") for trial in read_known(path, result.space)]
+        for path in (run, spec.with_suffix(".trials.json"))
+    ]
+    assert len(by_source[0]) == 5
+    assert by_source[0] == by_source[1]
+
+
+def test_optuna_pruned_trial_of_several_objectives_has_the_first(tmp_path, import_path):
+    study = study_at(tmp_path / "study.log", directions=["minimize", "minimize"])
+    study.add_trial(
+        optuna.trial.create_trial(
+            state=optuna.trial.TrialState.PRUNED,
+            params={"x": 0.5},
+            distributions={"x": optuna.distributions.FloatDistribution(0, 1)},
+            intermediate_values={1: 0.5, 2: 0.25, 3: 0.75},
+            user_attrs={"network": "net-7"},
+        )
+    )
+    study.set_user_attr("objectives", ["val_loss", "seconds"])
+    spec = tmp_path / "spec.yaml"
+    import_path(tmp_path / "study.log", "--to", spec)
+    [trial] = trials_of(spec).trials
+    assert (trial.name, trial.curve) == ("net-7", (0.5, 0.25, 0.75))
+    assert repr(trial.results) == "(0.25, nan)"
 
 
 def distribution_of(dimension):
