@@ -91,8 +91,7 @@ def read(content: Mapping[str, Any]) -> Sweep:
     parameters = check_mapping("hyperparameters", content.get("hyperparameters") or {})
     _add_all(sweep, "hyperparameters", parameters, "", is_grid=method == "grid")
     _read_searcher(sweep, searcher, method, _records(content, sweep))
-    if content.get("description"):
-        sweep.entry["description"] = str(content["description"])
+    sweep.description = str(content.get("description") or "")
     for key, item in content.items():
         if key == "resources":
             _read_resources(sweep, check_mapping(key, item))

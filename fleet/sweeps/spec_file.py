@@ -63,7 +63,9 @@ def draft_spec(sweep: Sweep, source: Path, trials_file: str | None) -> SpecDraft
     sweep = replace(sweep, left_out=list(sweep.left_out), changed=list(sweep.changed))
     space_of(sweep.space)
     objectives = list(_objectives(sweep))
-    search = None if sweep.search is None else dict(sweep.search)
+    search = dict(sweep.search) if sweep.search is not None and sweep.space else None
+    if sweep.search is not None and search is None:
+        sweep.change("parameters", "all are constant, so that one network is trained")
     train = override(
         {},
         {
@@ -85,7 +87,7 @@ def draft_spec(sweep: Sweep, source: Path, trials_file: str | None) -> SpecDraft
     if stopping:
         train["stopping"] = {**stopping, **train.get("stopping", {})}
     trials = None
-    if sweep.trials and search is not None and sweep.space:
+    if sweep.trials and search is not None:
         trials = _trials_file(sweep, source, objectives)
         if trials is not None and trials_file is not None:
             search["warm_start"] = [trials_file]
@@ -95,16 +97,16 @@ def draft_spec(sweep: Sweep, source: Path, trials_file: str | None) -> SpecDraft
     arguments = {key: value for key, value in sweep.fixed.items() if not key.startswith("train.")}
     entry = {
         "name": name,
-        **{key: value for key, value in sweep.entry.items() if key != "description"},
+        **sweep.entry,
         "args": override({}, arguments),
-        "space": dict(sweep.space) if search is not None else {},
+        "space": dict(sweep.space),
         "search": search,
     }
     content = {
         "name": name,
         "seed": sweep.seed,
         "models": [_without_empty(entry)],
-        "prune": dict(sweep.prune),
+        "prune": dict(sweep.prune) if search is not None else {},
         "train": train,
     }
     _check_search(search)
@@ -229,10 +231,9 @@ def _trials_file(
 def spec_text(draft: SpecDraft, command: str) -> str:
     """Return the YAML of a spec, with comments about what is missing and what was changed."""
     sweep = draft.sweep
-    description = sweep.entry.get("description", "")
     paragraphs = [
         [f"Written by `{command}`, from: {sweep.kind} {sweep.name}".rstrip()],
-        [f"Description: {description}"] if description else [],
+        [f"Description: {sweep.description}"] if sweep.description else [],
         [
             "Add the data and the network:",
             "  data: {source: image_folder, path: FOLDER}",

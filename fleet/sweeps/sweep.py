@@ -38,7 +38,7 @@ class Sweep:
 
     Attributes:
         kind: the format, such as ``W&B sweep``.
-        name: its name, if it has one.
+        name, description: its own, if it has them.
         space: parameter -> list of choices, or the mapping of a range, as a spec writes them.
         fixed: parameter -> its only value.
         search: keys of ``search``; None if a single network is trained.
@@ -54,6 +54,7 @@ class Sweep:
 
     kind: str
     name: str = ""
+    description: str = ""
     space: dict[str, Any] = field(default_factory=dict)
     fixed: dict[str, Any] = field(default_factory=dict)
     search: dict[str, Any] | None = None

@@ -71,8 +71,7 @@ def read(content: Mapping[str, Any]) -> Sweep:
     _read_metrics(sweep, content)
     if content.get("early_terminate") is not None:
         _read_early_terminate(sweep, check_mapping("early_terminate", content["early_terminate"]))
-    if content.get("description"):
-        sweep.entry["description"] = str(content["description"])
+    sweep.description = str(content.get("description") or "")
     read_keys = {"method", "parameters", "run_cap", "metric", "metrics", "early_terminate", "name"}
     for key in content:
         if key not in read_keys | {"description", "apiVersion", "kind"}:

@@ -104,6 +104,15 @@ def test_launch_with_imported_trials_passes_them_to_the_sampler(
     assert launch(["specs/spec.yaml"]) == 0  # resumed: the log has the trials
 
 
+def test_search_over_constants_trains_one_network(tmp_path, import_path):
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml.safe_dump({**SWEEP, "parameters": {"lr": {"value": 0.1}}}))
+    result = import_path(path)
+    assert result.entry == {"name": "sweep"}
+    assert result.prune is None
+    assert "parameters" in result.changed
+
+
 def test_text_is_a_spec_with_comments_about_all_notes(source, capsys):
     assert main(["import", str(source)]) == 0
     out, err = capsys.readouterr()
