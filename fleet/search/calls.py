@@ -10,7 +10,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,7 +39,7 @@ class Report:
     number: int
     epoch: int
     value: float
-    spread: float | None = None
+    spread: float | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Tell:
     outcome: str
     value: float | tuple[float, ...] | None
     violations: tuple[float, ...] = ()
-    spread: float | tuple[float, ...] | None = None
+    spread: float | tuple[float, ...] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class AddPriorTrial:
     name: str = ""
     source: str = ""
     violations: tuple[float, ...] = ()
-    spread: float | tuple[float, ...] | None = None
+    spread: float | tuple[float, ...] | None = field(default=None, repr=False)
 
 
 Call: TypeAlias = Ask | Report | Tell | Resume | AddPriorTrial
