@@ -41,10 +41,10 @@ def is_bounds(condition: Any) -> bool:
 
 def _form_of_condition(condition: Any) -> str:
     if is_bounds(condition):
-        return "bounds"
+        return "as bounds"
     if isinstance(condition, list | tuple):
-        return "values"
-    return "value"
+        return "as values"
+    return "as a value"
 
 
 _VALUE = {
@@ -57,11 +57,11 @@ _VALUE = {
         ]
     },
 }
-# Tagged by form, so that a mistake is reported for the form that the user chose.
+# Tagged by form, so that a mistake is reported for the form that the user chose. No tag is a key.
 Condition = Annotated[
-    Annotated[Bounds, Tag("bounds")]
-    | Annotated[Values, Tag("values")]
-    | Annotated[Any, Tag("value"), WithJsonSchema(_VALUE)],
+    Annotated[Bounds, Tag("as bounds")]
+    | Annotated[Values, Tag("as values")]
+    | Annotated[Any, Tag("as a value"), WithJsonSchema(_VALUE)],
     Discriminator(_form_of_condition),
 ]
 When = dict[str, Condition]
@@ -353,7 +353,7 @@ def _form(dimension: Any) -> str:
     if isinstance(dimension, Choices) or (
         isinstance(dimension, Mapping) and ("choices" in dimension or "weights" in dimension)
     ):
-        return "choices"
+        return "as choices"
     if isinstance(dimension, Range | Mapping):
         return "range"
     return "values"
@@ -362,7 +362,7 @@ def _form(dimension: Any) -> str:
 # Tagged by form, so that a mistake is reported for the form that the user chose.
 Dimension = Annotated[
     Annotated[Range, Tag("range")]
-    | Annotated[Choices, Tag("choices")]
+    | Annotated[Choices, Tag("as choices")]
     | Annotated[Values, Tag("values")],
     Discriminator(_form),
 ]

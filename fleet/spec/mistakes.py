@@ -40,11 +40,11 @@ def explain(
             continue  # pydantic does not count invalid items
         path = _document_path(item, content)
         # Such an error concerns several keys, possibly with default values.
-        if _section_at(owner, path) is Train and item["type"] == "value_error":
+        if _section_at(owner, path, content) is Train and item["type"] == "value_error":
             keys, wrong, right = _split_message(item["msg"].removeprefix("Value error, "))
             path += keys
         else:
-            wrong, right = _wrong_and_right(item, path, _section_at(owner, path[:-1]))
+            wrong, right = _wrong_and_right(item, path, _section_at(owner, path[:-1], content))
         rights = rights_by_mistake.setdefault(((*prefix, *path), wrong), [])
         if right and right not in rights:
             rights.append(right)
@@ -92,9 +92,7 @@ def _document_path(item: ErrorDetails, content: Any) -> tuple:
     path: list[Any] = []
     step: Any
     for step in item["loc"]:
-        if (isinstance(content, Mapping) and step in content) or (
-            isinstance(content, list | tuple) and isinstance(step, int) and step < len(content)
-        ):
+        if _has(content, step):
             path.append(step)
             content = content[step]
     if item["type"] == "missing":
@@ -102,13 +100,30 @@ def _document_path(item: ErrorDetails, content: Any) -> tuple:
     return tuple(path)
 
 
-def _section_at(owner: Any, path: Sequence[Any]) -> Any:
-    """Find the section at a key path below another one; None if there is no section."""
+def _has(content: Any, step: Any) -> bool:
+    """Return True if a part of a document has this key or index."""
+    if isinstance(content, list | tuple):
+        return isinstance(step, int) and step < len(content)
+    return isinstance(content, Mapping) and step in content
+
+
+def _section_at(owner: Any, path: Sequence[Any], content: Any) -> Any:
+    """Find the section at a key path below another one; None if there is no section.
+
+    Where several are allowed, it is the one with most of the keys in the content.
+    """
+    sections = [owner]
     for step in path:
-        setting = _keys(owner).get(step)
+        setting = _keys(_best_section(sections, content)).get(step)
         if setting is not None:
-            owner = next(_sections_in(setting.annotation), None)
-    return owner
+            sections = list(_sections_in(setting.annotation))
+        content = content[step] if _has(content, step) else None
+    return _best_section(sections, content)
+
+
+def _best_section(sections: Sequence[Any], content: Any) -> Any:
+    keys = set(content) if isinstance(content, Mapping) else set()
+    return max(sections, key=lambda section: len(keys & set(_keys(section))), default=None)
 
 
 def _keys(section: Any) -> Mapping[Any, FieldInfo]:

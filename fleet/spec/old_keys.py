@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from fleet.errors import SpecMistake
+from fleet.spec.dimensions import is_bounds
 from fleet.spec.origin import Origin, is_below
 from fleet.units import renaming_notice
 
@@ -131,13 +132,28 @@ class Translation:
             if new is None:
                 continue
             if section in _DOTTED:
-                below = new
-            else:
-                below = f"{section}.{new}".removeprefix(".")
+                result[new] = self._translate_dimension(item, (*path, key), new)
+                continue
+            below = f"{section}.{new}".removeprefix(".")
             if below in ("models.train", "models.search"):
                 below = new
             result[new] = self.translate(item, (*path, key), below)
         return result
+
+    def _translate_dimension(self, dimension: Any, path: tuple, name: str) -> Any:
+        """Return the values of a space or a condition in new keys, with their own conditions."""
+        if is_bounds(dimension):
+            return dimension
+        if not isinstance(dimension, Mapping):
+            return self.translate(dimension, path, name)
+        # names are also in the conditions, and settings in the choices
+        sections = {"when": "models.space", "choices": name}
+        if sections.keys().isdisjoint(dimension):
+            return self.translate(dimension, path, name)
+        return {
+            key: self.translate(part, (*path, key), sections.get(key, f"{name}.{key}"))
+            for key, part in dimension.items()
+        }
 
     def _renew(
         self, siblings: Mapping[Any, Any], key: Any, path: tuple, section: str
