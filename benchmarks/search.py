@@ -67,6 +67,7 @@ def make_fleet_search(
 
 SEARCHES: dict[str, Callable[[int], Search]] = {
     "no pruning": partial(make_fleet_search, rule="none"),
+    "FLEET, auto": partial(make_fleet_search, rule="auto"),
     "FLEET, median": partial(make_fleet_search, rule="median", min_epochs=3),
     "FLEET, asha (pause)": partial(make_fleet_search, rule="asha"),
     "FLEET, asha (stop)": partial(make_fleet_search, rule="asha", on_fail="stop"),
@@ -112,9 +113,9 @@ def main() -> None:
     )
     parser.add_argument("--without-ray", action="store_true")
     parser.add_argument(
-        "--without-hindsight",
+        "--hindsight",
         action="store_true",
-        help="for --curves: do not look for the best fixed rule",
+        help="for --curves: look for the best min_epochs of all rules, not of asha only",
     )
     parser.add_argument("--json", action="store_true", help="print rows, or numbers of all seeds")
     arguments = parser.parse_args()
@@ -139,7 +140,7 @@ def compare_on_files(parser: argparse.ArgumentParser, arguments: argparse.Namesp
             arguments.gpus,
             arguments.seed,
             with_ray=not arguments.without_ray,
-            with_hindsight=not arguments.without_hindsight,
+            with_all_rules=arguments.hindsight,
         )
     except (WrongFile, OSError) as error:
         parser.error(str(error))

@@ -70,7 +70,7 @@ class Draft:
             *_indented(self.data),
             "models:",
             *_indented(self.models),
-            "prune: {rule: median}              # ends networks that are worse than most others",
+            "prune: auto                        # pauses networks that are hardly among the best",
             "train:",
             *_indented(self.train),
         ]
