@@ -53,7 +53,6 @@ COORDINATED = 10_000
 
 
 def make_tpe(seed: int) -> Searcher:
-    sys.path.insert(0, str(ROOT / "examples"))
     return make_searcher("tpe", RANGES, seed, "maximize", {})
 
 
@@ -117,10 +116,25 @@ def main() -> None:
         action="store_true",
         help="for --curves: look for the best min_epochs of all rules, not of asha only",
     )
+    parser.add_argument(
+        "--samplers",
+        action="store_true",
+        help="for --curves lcbench.npz: compare samplers, not rules (`search_samplers.py`)",
+    )
     parser.add_argument("--json", action="store_true", help="print rows, or numbers of all seeds")
     arguments = parser.parse_args()
     logging.disable()
-    if arguments.curves:
+    if arguments.samplers:
+        if not arguments.curves:
+            parser.error("--samplers needs --curves lcbench.npz")
+        from search_samplers import compare_samplers  # Optuna and scikit-learn
+
+        rows = [row for file in arguments.curves for row in compare_samplers(file, arguments.tasks)]
+        if arguments.json:
+            print_json(rows)
+        else:
+            print_table(list(rows[0]), [list(row.values()) for row in rows])
+    elif arguments.curves:
         compare_on_files(parser, arguments)
     else:
         compare_on_law(arguments)
