@@ -238,7 +238,7 @@ def _read_objective(sweep: Sweep, records: list[dict[str, Any]]) -> None:
     for record in records:
         score = record.get("score")
         for name, metric in _metrics(record).items():
-            direction = metric.get("direction")
+            direction = str(metric.get("direction"))
             values = [value for _, value in _observations(metric)]
             if direction not in _MODES or not values or not isinstance(score, int | float):
                 continue

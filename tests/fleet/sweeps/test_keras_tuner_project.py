@@ -202,6 +202,18 @@ def test_keras_tuner_torn_trial_is_named(tmp_path, refusal):
     assert str(torn) in refusal(project)
 
 
+def test_keras_tuner_metric_without_a_direction_is_no_objective(tmp_path, import_path):
+    project = shutil.copytree(RECORDED / "random", tmp_path / "project")
+    for path in project.glob("*/trial.json"):
+        record = json.loads(path.read_text())
+        for metric in record["metrics"]["metrics"].values():
+            metric["direction"] = ["max"]
+        path.write_text(json.dumps(record))
+    result = import_path(project)
+    assert {"objective", "trials"} <= result.left_out
+    assert result.record["trials"] == 0
+
+
 def test_keras_tuner_trials_that_have_not_ended_are_listed(tmp_path, import_path):
     project = shutil.copytree(RECORDED / "random", tmp_path / "project")
     for number, status in enumerate(["RUNNING", "FAILED"]):
