@@ -21,7 +21,7 @@ from preprocess.files.table import Table, read_table
 from preprocess.source import open_data
 from preprocess.sources.table import PATH_COLUMNS
 from preprocess.splits import parse_split
-from preprocess.target import TargetSpec, target_of
+from preprocess.target import target_of
 
 _LOOKED_AT = 64  # images
 _SIDES = (16, 24, 32, 48, 64, 96, 128, 160, 192, 224)  # of images for a first search, in pixels
@@ -177,7 +177,7 @@ def draft_images(path: str, engine: str = "", with_module: bool = False) -> Draf
         lines,
         models,
         _train(len(data.train), "sgd"),
-        f"{pluralize(len(data.train), 'image')} of {_describe_target(target)}",
+        f"{pluralize(len(data.train), 'image')} of {target}",
         engine,
         _CNN_MODULE if with_module else "",
     )
@@ -265,7 +265,7 @@ def draft_table(
         options["split"] = columns.split
     data = open_data("table", path, None, _SEED, options)
     target = target_of(data.train)
-    is_class = target.kind == "class"
+    metric = "mean_absolute_error" if target.semantics.is_numeric else ""
     notes = [f"# not a feature: {name} ({reason})" for name, reason in columns.left_out.items()]
     lines = [
         "source: table",
@@ -285,8 +285,8 @@ def draft_table(
     return Draft(
         lines,
         models,
-        _train(len(data.train), "adam", "" if is_class else "mean_absolute_error"),
-        f"{pluralize(len(data.train), 'row')} of {_describe_target(target)} ({columns.targets})",
+        _train(len(data.train), "adam", metric),
+        f"{pluralize(len(data.train), 'row')} of {target} ({columns.targets})",
         engine,
         _MLP_MODULE if with_module else "",
     )
@@ -386,14 +386,6 @@ def _train(samples: int, optimizer: str, metric: str = "") -> list[str]:
         *metrics,
         "stopping: {max_epochs: 20, patience: 6}",
     ]
-
-
-def _describe_target(target: TargetSpec) -> str:
-    if target.kind == "class":
-        return f"{target.outputs} class{'' if target.outputs == 1 else 'es'}"
-    if target.kind == "multilabel":
-        return pluralize(target.outputs, "label")
-    return pluralize(target.outputs, "value")
 
 
 _CNN_MODULE = '''"""Networks for {file}.
