@@ -14,6 +14,8 @@ import numpy as np
 import yaml
 
 from fleet.errors import UserError
+from fleet.spec.engines import ENGINES
+from fleet.spec.schema import Resources
 from launch.errors import did_you_mean, pluralize
 from preprocess.base import DataSet, Source, UnreadableSample
 from preprocess.decode import decode, open_image
@@ -27,6 +29,7 @@ _LOOKED_AT = 64  # images
 _SIDES = (16, 24, 32, 48, 64, 96, 128, 160, 192, 224)  # of images for a first search, in pixels
 _TARGETS = ("target", "label", "labels", "class", "y")  # columns that are probably the targets
 _SEED = 0
+_FAMILIES = {"cnn", "mlp"}  # of the drafts
 # Learning rates of a first search.
 _SGD_RATES = (0.003, 0.3)
 _ADAM_RATES = (0.0003, 0.03)
@@ -90,10 +93,21 @@ def _indented(lines: Sequence[str]) -> Iterator[str]:
 
 
 def default_engine() -> str:
-    """Return ``torch`` if only PyTorch is installed; empty for Keras."""
-    if find_spec("tensorflow") is None and find_spec("torch") is not None:
-        return "torch"
-    return ""
+    """Return the engine that a draft names; empty for the default one of a spec.
+
+    It is another one if that is installed, and the default one is not.
+    """
+    default = Resources().engine
+    installed = [
+        name
+        for name, engine in ENGINES.items()
+        if engine.library
+        and (engine.families is None or engine.families >= _FAMILIES)
+        and find_spec(engine.library)
+    ]
+    if default in installed or not installed:
+        return ""
+    return installed[0]
 
 
 # ---- images --------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import argparse
 import os
 import re
 from collections.abc import Mapping
+from enum import StrEnum
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,22 @@ from fleet.errors import UserError
 from fleet.storage.files import storage_errors
 
 
+class Kind(StrEnum):
+    """What a spec is for."""
+
+    DIGITS = "digits"
+    IMAGES = "images"
+    TABLE = "table"
+    TORCH = "torch"
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("kind", choices=("digits", "images", "table", "torch"))
+    parser.add_argument(
+        "kind",
+        choices=tuple(Kind),
+        help="what the spec is for: the demo, images, a table, or your own PyTorch modules",
+    )
     parser.add_argument(
         "path",
         nargs="?",
@@ -43,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Write the spec, and print what it holds."""
-    if args.kind == "digits":
+    if args.kind == Kind.DIGITS:
         if args.target is not None:
             raise UserError("--target is for tables")
         files = _digits(Path(args.path or "digits"))
@@ -64,13 +78,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _draft(kind: str, path: str, target: str | None) -> Draft:
-    engine = "torch" if kind == "torch" else default_engine()
-    is_table = kind == "table" or (kind == "torch" and not _holds_images(path))
-    if is_table:
-        return draft_table(path, target, engine, kind == "torch")
+    is_own = kind == Kind.TORCH
+    engine = str(Kind.TORCH) if is_own else default_engine()
+    if kind == Kind.TABLE or (is_own and not _holds_images(path)):
+        return draft_table(path, target, engine, is_own)
     if target is not None:
         raise UserError("--target is for tables")
-    return draft_images(path, engine, kind == "torch")
+    return draft_images(path, engine, is_own)
 
 
 def _holds_images(path: str) -> bool:
@@ -98,8 +112,8 @@ def _of_draft(draft: Draft, path: str) -> Mapping[Path, str]:
 
 def _digits(folder: Path) -> Mapping[Path, str]:
     text = resources.files("fleet").joinpath("data/digits.yaml").read_text(encoding="utf-8")
-    if default_engine() == "torch":
-        text = text.replace("resources:\n", "resources:\n  engine: torch\n")
+    if engine := default_engine():
+        text = text.replace("resources:\n", f"resources:\n  engine: {engine}\n")
     return {folder / "digits.yaml": text}
 
 

@@ -195,7 +195,7 @@ def make_rungs(min_epochs: int, most_epochs: int) -> list[int]:
     """Return the epochs of all rungs; the last one is the end of training.
 
     >>> make_rungs(1, 9), make_rungs(1, 51), make_rungs(6, 9), make_rungs(20, 9)
-    ([1, 2, 3, 4, 6, 9], [3, 5, 7, 10, 16, 24, 36, 51], [6, 9], [9])
+    ([1, 2, 3, 4, 7, 9], [3, 4, 7, 10, 15, 23, 34, 51], [6, 9], [9])
     """
     rungs = []
     exact = float(max(min_epochs, math.ceil(_FIRST * most_epochs)))
@@ -221,8 +221,8 @@ def assumed_correlation(epochs: int, later: int) -> float:
 def normal_quantiles(networks: int) -> tuple[float, ...]:
     """Return the quantiles of a normal distribution that belong to ranks, the best first.
 
-    >>> [round(quantile, 2) for quantile in normal_quantiles(3)]
-    [0.97, 0.0, -0.97]
+    >>> [round(quantile, 2) for quantile in normal_quantiles(4)]
+    [1.15, 0.32, -0.32, -1.15]
     """
     return tuple(-_NORMAL.inv_cdf((rank + 0.5) / networks) for rank in range(networks))
 

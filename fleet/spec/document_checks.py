@@ -19,6 +19,7 @@ from fleet.spec.naming import is_name, rule_of
 from fleet.spec.schema import OPTION_OF, Document, ModelEntry, policy_of_keys
 from fleet.spec.search import (
     NETWORK_OBJECTIVES,
+    RULES,
     Prune,
     PruningRule,
     find_rule,
@@ -307,7 +308,9 @@ def _unread_keys(document: Document, content: Mapping[str, Any]) -> Iterator[Pro
     if rule is not None:
         right = f"it reads {', '.join(rule.reads)}" if rule.reads else "leave it out"
         unread = _PRUNE_KEYS.difference(rule.reads)
-        if "options" not in rule.reads and holds(content, ("prune", "options")):
+        if rule.name not in RULES:
+            unread.discard("options")
+        elif holds(content, ("prune", "options")):
             right = f"{right}; options are for a rule of your own (module:rule)"
         yield from _given_keys("prune", content, unread, name, right)
         yield from _option_problems(rule, document.prune.options)
@@ -326,7 +329,7 @@ def _unread_keys(document: Document, content: Mapping[str, Any]) -> Iterator[Pro
 
 def _option_problems(rule: PruningRule, options: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield mistakes in the options of a rule of the user."""
-    if "options" not in rule.reads:
+    if rule.name in RULES:
         return
     problem = attempt([], find_wrong_options, rule, options)
     if problem is not None:

@@ -297,7 +297,11 @@ class _OrRuleName:
     """The schema of a section, or of a rule's name."""
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
-        return {"anyOf": [{"enum": list(RULES)}, IMPORT_PATH, handler(core_schema)]}
+        return {
+            "anyOf": [{"enum": list(RULES)}, IMPORT_PATH, handler(core_schema)],
+            "description": "The rule by which networks of the run are paused or pruned before they "
+            "finish: its name, which stands for its defaults, or a mapping.",
+        }
 
 
 @section
@@ -377,7 +381,8 @@ def find_rule(name: str) -> PruningRule:
     """Find the pruning rule with a name or an import path ``module:rule``.
 
     Returns:
-        The rule, under that name. A custom class or function reads all keys.
+        The rule, under that name. A custom class or function reads all keys. Each rule that is not
+        built in takes `options`, whether it lists them or not.
 
     Raises:
         UserError: no rule has this name, or the import path leads to something else.
@@ -390,8 +395,7 @@ def find_rule(name: str) -> PruningRule:
     with UserCode().running():
         rule = load_named(name, "rule", RULES, "rule")
     if isinstance(rule, PruningRule):
-        reads = dict.fromkeys([*map(new_prune_key, rule.reads), "options"])
-        return replace(rule, name=name, reads=tuple(reads))
+        return replace(rule, name=name, reads=tuple(map(new_prune_key, rule.reads)))
     if not callable(rule):
         raise UserError(
             f"rule {name!r} is of type {type(rule).__name__}; it should be a PruningRule, or a "

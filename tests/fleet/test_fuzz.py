@@ -150,6 +150,8 @@ WORKING = {
     "predict": "done photos",
     "harvest": "spec.yaml --dry-run --system slurm",
     "add": "done entry.yaml",
+    "clone": "done a --set train.batch.size=8",
+    "new": "images photos",
     "stop": "done a",
     "pause": "done a",
     "skip": "done a",
@@ -169,6 +171,7 @@ OTHERS = {
         "spec.yaml --dry-run --system lsf --chain --walltime 1h",
     ],
     "import": ["experiment.json --to imported.yaml --force --map width=units"],
+    "new": ["digits demo", "table idle.csv --target delta", "torch photos"],
     "convert": ["photos out.h5 --decoded 4"],
     "export": ["done --parquet", "done --mlflow runs --wandb runs --optuna studies.log"],
 }

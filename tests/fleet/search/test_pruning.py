@@ -182,7 +182,7 @@ HERE = "tests.fleet.search.test_pruning"
 
 def test_custom_rule_is_found_by_path_and_reads_its_keys():
     assert find_rule(f"{HERE}:RULE") == PruningRule(
-        f"{HERE}:RULE", Pausing, reads=("min_epochs", "options"), obeys=False
+        f"{HERE}:RULE", Pausing, reads=("min_epochs",), obeys=False
     )
     assert find_rule(f"{HERE}:Pausing").reads == (
         "min_epochs",

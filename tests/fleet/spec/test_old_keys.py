@@ -62,6 +62,8 @@ def base(path):
     }
     if path.startswith("prune."):
         document["prune"] = {"rule": RULES.get(path, "asha")}
+    else:
+        document["prune"] = "none"  # a search without it gets a note
     if path.split(":")[0] not in ("search.most", "search.ask"):
         document["models"][0]["search"] = {"max_trials": 2}
     return document
