@@ -69,7 +69,13 @@ class Sized(Learning):
         super().train(name)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.torch] if options["sampler"] == "gp" else [])
+        for kind, (options, _) in KINDS.items()
+    ],
+)
 def test_optuna_search_after_a_kill_decides_the_same(kind):
     options, prune = KINDS[kind]
     if options["sampler"] == "gp":
