@@ -95,9 +95,10 @@ def _stream(dimensions: Space, rng: random.Random) -> Iterator[Member]:
             repeats = 0
             seen.add(key)
             yield {name: drawn[name] for name in dimensions if name in drawn}
-    for member in combinations(dimensions, lambda dimension: _shuffled(dimension, rng)):
+    sorted_space = {name: dimensions[name] for name in ordered}
+    for member in combinations(sorted_space, lambda dimension: _shuffled(dimension, rng)):
         if key_of_value(member) not in seen:
-            yield member
+            yield {name: member[name] for name in dimensions if name in member}
 
 
 def _is_uniform(dimension: Dimension) -> bool:

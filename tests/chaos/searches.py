@@ -168,7 +168,7 @@ class _Trial:
         parsed = load(str(self._paths.spec))
         entry = parsed.document.models[0]
         sampler = entry.search.sampler
-        if sampler != "random":
+        if ":" in sampler:
             sampler = f"examples.{sampler}"
         searcher = make_searcher(
             sampler, entry.space, entry.search.seed, "maximize", entry.search.options

@@ -5,7 +5,7 @@ import json
 import statistics
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import SpecError, UserError
@@ -108,6 +108,13 @@ def test_draws_yield_each_member_once(space, seed):
 
 @settings(max_examples=examples(60), deadline=None)
 @given(spaces(), st.integers(0, 2**40))
+@example(
+    {
+        "a": Range(0, 3, integer=True, step=1),
+        "b": Range(0, 1, integer=True, step=1, prior=Prior(0, spread=0.01)),
+    },
+    0,
+)
 def test_order_of_a_space_does_not_change_draws(space, seed):
     reordered = dict(reversed(space.items()))
     for first, second in zip(members(space, seed), members(reordered, seed), strict=True):
