@@ -431,10 +431,19 @@ def _report(
     repeats = _repeats_of(added)
     violating = {name for name, numbers in violations.items() if _is_violation(numbers)}
     for name_of_all, of_configuration in repeats.items():
-        counted = [violations[network] for network in of_configuration if network not in failed]
+        counted = [
+            violations[network]
+            for network in of_configuration
+            if network in violations and network not in failed
+        ]
         if _is_violation(_means(counted)):
             violating.add(name_of_all)
-    improvements, best = _improvements(epochs, stopping, failed, repeats, violating)
+    last_epochs = {
+        row.name: row.epochs
+        for row in table.values()
+        if row.status in (Status.FINISHED, Status.PRUNED)
+    }
+    improvements, best = _improvements(epochs, stopping, failed, repeats, violating, last_epochs)
     is_larger_better = stopping.sign > 0
     objectives: list[tuple[str, str]] = []
     if search is not None and len(search.objectives) > 1:
@@ -500,6 +509,7 @@ def _improvements(
     failed: Collection[str],
     repeats: Mapping[str, Sequence[str]],
     violating: Collection[str],
+    last_epochs: Mapping[str, int],
 ) -> tuple[list[Improvement], dict[str, float]]:
     """Return each new best value, and the best value of each network.
 
@@ -509,6 +519,7 @@ def _improvements(
         failed: networks that have failed.
         repeats: configuration -> its networks, if there are several.
         violating: networks and configurations that violate constraints.
+        last_epochs: ended network -> its number of epochs, with the last of which it counts.
     """
     configurations = {name: stem for stem, names in repeats.items() for name in names}
     improvements = list[Improvement]()
@@ -517,17 +528,21 @@ def _improvements(
     for epoch in epochs:
         network = epoch.network
         value = epoch.record.value(stopping.metric)
+        ended[network] = max(ended[network], epoch.record.epoch)
         if not math.isfinite(value):
             continue
         if network not in best or stopping.sign * value > stopping.sign * best[network]:
             best[network] = value
-        ended[network] = max(ended[network], epoch.record.epoch)
         if network in failed:
             continue
         subject = configurations.get(network, network)
         if subject in repeats:
             counted = [name for name in repeats[subject] if name not in failed]
-            if min(ended[name] for name in counted) < epoch.record.epoch:
+            if any(
+                name not in best
+                or ended[name] < min(epoch.record.epoch, last_epochs.get(name, math.inf))
+                for name in counted
+            ):
                 continue
             value = fmean(best[name] for name in counted)
         if subject in violating:

@@ -386,9 +386,8 @@ def test_pareto_front_is_reported(searched):
 # ---- repeats ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def repeated():
-    """A search of two trials, each with two repeats, the better mean in the second."""
+def repeated_run(values):
+    """Return the spec and the state of a search with repeats, and the values of their epochs."""
     spec = parse(
         {
             "models": [
@@ -403,23 +402,38 @@ def repeated():
         }
     )
     run = RunState(spec)
-    values = {
-        "net-0-repeat0": 0.9,
-        "net-0-repeat1": 0.3,
-        "net-1-repeat0": 0.7,
-        "net-1-repeat1": 0.8,
-    }
-    for position, (name, value) in enumerate(values.items()):
+    for position, (name, of_network) in enumerate(values.items()):
         number = int(name[4])
         repeat = int(name[-1])
         rate = {RATE: [0.01, 0.1][number]}
         added = NetworkAdded(name, "net", number, rate, (1, None), 9, repeat=repeat)
         run.apply(float(position), added)
-        run.apply(float(position), EpochEnded(name, record(1, value)))
-    networks = [proposed_network(spec, 0, n, {RATE: 0.1}, r) for n in range(2) for r in range(2)]
+        for epoch, value in enumerate(of_network, 1):
+            run.apply(float(position), EpochEnded(name, record(epoch, value)))
+    return spec, run
+
+
+def report_of(spec, run):
+    """Return the report of a search with repeats, and the table of results."""
+    networks = [
+        proposed_network(spec, 0, added.number, {RATE: 0.1}, added.repeat)
+        for added in run.added.values()
+    ]
     rows = Results(replace(spec, networks=tuple(networks)), RunPaths(Path("run")), run).rows()
     [search] = make_search_reports(spec, run, rows)
     return search, rows
+
+
+@pytest.fixture(scope="module")
+def repeated():
+    """A search of two trials, each with two repeats, the better mean in the second."""
+    values = {
+        "net-0-repeat0": [0.9],
+        "net-0-repeat1": [0.3],
+        "net-1-repeat0": [0.7],
+        "net-1-repeat1": [0.8],
+    }
+    return report_of(*repeated_run(values))
 
 
 def test_search_report_has_the_mean_and_spread_of_repeats(repeated):
@@ -450,6 +464,32 @@ def test_search_report_of_repeats_names_the_best_network(repeated):
     assert "best mean val_accuracy is 0.75, of net-1; its best network is net-1-repeat1" in (
         search.summary
     )
+
+
+def test_report_of_repeats_that_a_command_added(searched):
+    log = log_of_a_search()
+    for repeat, value in enumerate((0.6, 0.8)):
+        name = f"mine-repeat{repeat}"
+        log += [
+            LoggedEvent(20.0, NetworkAdded(name, "", -1, {}, (1, None), 60, repeat=repeat)),
+            LoggedEvent(21.0, EpochEnded(name, record(1, value))),
+        ]
+    searched.events.write_text(as_text(log))
+    outside = read_report(searched).searches[1]
+    assert [(trial.network, trial.value) for trial in outside.trials] == [
+        ("mine", pytest.approx(0.7))
+    ]
+
+
+def test_improvements_count_a_repeat_that_ended_early():
+    spec, run = repeated_run({"net-0-repeat0": [0.5], "net-0-repeat1": [0.5, 0.7]})
+    for name in run.added:
+        run.set_status(name, replace(run.status_of(name), outcome=Outcome("done")))
+    search, _ = report_of(spec, run)
+    assert [best.value for best in search.improvements] == [
+        pytest.approx(0.5),
+        pytest.approx(0.6),
+    ]
 
 
 # ---- constraints ---------------------------------------------------------------------------------
