@@ -73,7 +73,7 @@ class Draft:
             *_indented(self.data),
             "models:",
             *_indented(self.models),
-            "prune: auto                        # pauses networks that are hardly among the best",
+            "prune: auto                        # pauses networks unlikely to be among the best",
             "train:",
             *_indented(self.train),
         ]

@@ -133,7 +133,7 @@ def _advise_pruning(spec: Spec, networks: Iterable[NetworkSpec]) -> list[str]:
             location = "" if line is None else f"{spec.origin.file}:{line}: "
             return [
                 f"note: {location}{entry.stem}: every network trains to its end; add `prune: auto` "
-                "to pause networks that are hardly among the best"
+                "to pause networks that are unlikely to be among the best"
             ]
     return []
 

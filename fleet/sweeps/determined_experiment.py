@@ -139,12 +139,20 @@ def _dimension(sweep: Sweep, key: str, item: Mapping[str, Any], is_grid: bool) -
         raise UserError(f"{key}: int should have whole numbers as bounds, not {low} and {high}")
     base = check_number(f"{key}.base", item.get("base", 10)) if kind == "log" else None
     if is_grid:
+        if "count" not in item:
+            raise UserError(f"{key}.count: a grid needs it, the number of values of the range")
         count = check_count(f"{key}.count", item.get("count"), _MOST_GRID_VALUES + 1)
         if count > _MOST_GRID_VALUES:
             raise UserError(f"{key}.count: it should be at most {_MOST_GRID_VALUES}")
         return choices(_grid_values(key, kind, low, high, count, base))
     if base is not None:
-        return number_range(key, _power(key, base, low), _power(key, base, high), log=True)
+        low, high = _power(key, base, low), _power(key, base, high)
+        sweep.change(
+            key,
+            f"minval and maxval are exponents of {base:g}: values are between {low:.6g} and "
+            f"{high:.6g}",
+        )
+        return number_range(key, low, high, log=True)
     return number_range(key, low, high, integer=kind == "int")
 
 

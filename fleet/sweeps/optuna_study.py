@@ -83,7 +83,8 @@ def read(path: Path, name: str | None = None) -> Sweep:
     trials = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
     unfinished = len(study.get_trials(deepcopy=False)) - len(trials)
     if unfinished:
-        sweep.leave_out("trials", f"{pluralize(unfinished, 'trial')} has not ended")
+        have = "has" if unfinished == 1 else "have"
+        sweep.leave_out("trials", f"{pluralize(unfinished, 'trial')} {have} not ended")
     _read_space(sweep, trials)
     _read_objectives(sweep, study)
     count = min(MAX_TRIALS, max(1, len(study.get_trials(deepcopy=False))))

@@ -144,7 +144,7 @@ def _objectives(sweep: Sweep) -> Iterator[tuple[int, FileObjective]]:
         if value is not None and _mode_of(value) != metric.mode:
             sweep.leave_out(
                 f"metric {metric.name}",
-                f"{value} cannot {metric.mode} here; it is {_mode_of(value)}d",
+                f"{value} is always {_mode_of(value)}d here, and cannot be {metric.mode}d",
             )
             value = None
         if not index and (value is None or value in NETWORK_OBJECTIVES):

@@ -248,7 +248,8 @@ def check_word(key: str, value: Any, words: Sequence[str]) -> str:
         UserError: it is something else.
     """
     if value not in words:
-        raise UserError(f"{key}: {shortened(value)} should be one of {', '.join(words)}")
+        right = words[0] if len(words) == 1 else f"one of {', '.join(words)}"
+        raise UserError(f"{key}: {shortened(value)} should be {right}")
     return str(value)
 
 

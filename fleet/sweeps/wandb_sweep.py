@@ -178,6 +178,10 @@ class _Parameters:
             raise UserError(f"{key}: it should have at least one parameter")
         for name, item in parameters.items():
             below = f"{key}.{name}"
+            if not isinstance(item, Mapping):
+                raise UserError(
+                    f"{below}: {shortened(item)} should be a mapping, such as {{value: NUMBER}}"
+                )
             parameter = check_mapping(below, item)
             if "parameters" in parameter:
                 self.add_all(f"{below}.parameters", parameter["parameters"], f"{prefix}{name}.")
@@ -256,6 +260,16 @@ def _exponential(key: str, exponent: float) -> float:
         raise UserError(f"{key}: e**{exponent} is too large; bounds are exponents of e") from None
 
 
+def _powers(sweep: Sweep, key: str, low: float, high: float) -> tuple[float, float]:
+    """Return the values whose natural logarithms are the bounds, and note them."""
+    low, high = _exponential(key, low), _exponential(key, high)
+    sweep.change(
+        f"{key}.distribution",
+        f"the bounds are exponents of e: values are between {low:.6g} and {high:.6g}",
+    )
+    return low, high
+
+
 def _constant(sweep: Sweep, key: str, parameter: Mapping[str, Any]) -> Any:
     if "value" not in parameter:
         raise UserError(f"{key}: constant should have a value")
@@ -295,8 +309,7 @@ def _uniform(sweep: Sweep, key: str, parameter: Mapping[str, Any]) -> Any:
 
 
 def _log_uniform(sweep: Sweep, key: str, parameter: Mapping[str, Any]) -> Any:
-    low, high = (_exponential(key, bound) for bound in _bounds(key, parameter))
-    return number_range(key, low, high, log=True)
+    return number_range(key, *_powers(sweep, key, *_bounds(key, parameter)), log=True)
 
 
 def _log_uniform_values(sweep: Sweep, key: str, parameter: Mapping[str, Any]) -> Any:
@@ -306,7 +319,7 @@ def _log_uniform_values(sweep: Sweep, key: str, parameter: Mapping[str, Any]) ->
 def _inv_log_uniform(sweep: Sweep, key: str, parameter: Mapping[str, Any]) -> Any:
     # The logarithm of 1/x is uniform between the bounds, so that of x is between their negatives.
     low, high = _bounds(key, parameter)
-    return number_range(key, _exponential(key, -high), _exponential(key, -low), log=True)
+    return number_range(key, *_powers(sweep, key, -high, -low), log=True)
 
 
 def _q_uniform(sweep: Sweep, key: str, parameter: Mapping[str, Any]) -> Any:
@@ -315,7 +328,7 @@ def _q_uniform(sweep: Sweep, key: str, parameter: Mapping[str, Any]) -> Any:
 
 
 def _q_log_uniform(sweep: Sweep, key: str, parameter: Mapping[str, Any]) -> Any:
-    low, high = (_exponential(key, bound) for bound in _bounds(key, parameter))
+    low, high = _powers(sweep, key, *_bounds(key, parameter))
     return _quantized(sweep, key, low, high, _quantum(key, parameter), log=True)
 
 

@@ -249,3 +249,13 @@ def test_determined_grid_of_a_log_lies_within_its_range(base, exponents, count):
         low, high = random.space["x"]["low"], random.space["x"]["high"]
         assert all(low * (1 - 1e-9) <= value <= high * (1 + 1e-9) for value in values)
         assert values == sorted(values)
+
+
+def test_determined_exponents_as_bounds_are_noted():
+    [note] = read(x={"type": "log", "minval": 0.0001, "maxval": 0.1}).changed
+    assert note.text.endswith("exponents of 10: values are between 1.00023 and 1.25893")
+
+
+def test_determined_missing_count_is_named_as_missing(refusal):
+    content = experiment({"name": "grid"}, x={"type": "double", "minval": 0, "maxval": 1})
+    assert "x.count: a grid needs it" in refusal(content)

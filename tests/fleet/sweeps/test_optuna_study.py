@@ -429,3 +429,13 @@ def test_optuna_space_comes_back_from_trials(content):
                 values = {"kind": kind}
                 if any(trial.params["kind"] == kind for trial in trials):
                     assert is_active(dimension, values) == is_active(space[name], values)
+
+
+@pytest.mark.parametrize(("count", "text"), [(1, "1 trial has"), (2, "2 trials have")])
+def test_optuna_unfinished_trials_are_counted(tmp_path, count, text):
+    study = study_at(tmp_path / "study.log")
+    study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
+    for _ in range(count):
+        study.ask()
+    notes = optuna_study.read(tmp_path / "study.log").left_out
+    assert f"trials: {text} not ended" in map(str, notes)

@@ -203,6 +203,8 @@ def test_metric_in_the_wrong_direction_is_listed(tmp_path, import_path):
     path.write_text(yaml.safe_dump({**SWEEP, "metric": {"name": "val_loss", "goal": "maximize"}}))
     result = import_path(path)
     assert "metric val_loss" in result.left_out
+    notes = {note["key"]: note["text"] for note in result.record["left_out"]}
+    assert notes["metric val_loss"] == "val_loss is always minimized here, and cannot be maximized"
     assert result.train["stopping"]["monitor"] == "val_accuracy"
 
 

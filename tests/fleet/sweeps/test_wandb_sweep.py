@@ -335,3 +335,18 @@ def test_wandb_exponents_and_values_agree(exponents):
     by_value = read(min=low, max=high, distribution="log_uniform_values")
     assert by_exponent.space == by_value.space
     assert by_exponent.fixed == by_value.fixed
+
+
+@pytest.mark.parametrize("distribution", ["log_uniform", "inv_log_uniform", "q_log_uniform"])
+def test_wandb_exponents_as_bounds_are_noted(distribution):
+    [note, *_] = read(min=-2, max=3, distribution=distribution).changed
+    assert str(note).startswith("parameters.x.distribution: the bounds are exponents of e: values")
+
+
+def test_wandb_number_as_a_parameter_is_refused(refusal):
+    assert "parameters.x: 0.1 should be a mapping, such as {value: NUMBER}" in refusal(sweep(x=0.1))
+
+
+def test_wandb_unknown_early_end_is_refused(refusal):
+    content = {**sweep(x={"value": 1}), "early_terminate": {"type": "envelope"}}
+    assert "'envelope' should be hyperband" in refusal(content)
