@@ -363,10 +363,15 @@ def make_search_reports(
 
 
 def _entry_settings(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of an entry by dotted names, without its own name."""
+    """Return the settings of an entry by dotted names, without its name and number of networks."""
     return dict(
         flatten(
-            "", {key: part for key, part in entry.items() if key not in ("name", "count", "seed")}
+            "",
+            {
+                key: part
+                for key, part in entry.items()
+                if key not in ("name", "count", "seed", "repeats")
+            },
         )
     )
 

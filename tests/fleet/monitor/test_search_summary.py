@@ -467,18 +467,25 @@ def test_search_report_of_repeats_names_the_best_network(repeated):
 
 
 def test_report_of_repeats_that_a_command_added(searched):
-    log = log_of_a_search()
-    for repeat, value in enumerate((0.6, 0.8)):
-        name = f"mine-repeat{repeat}"
+    names = ("mine-repeat0", "mine-repeat1")
+    entry = {"family": "softmax", "name": "mine", "repeats": 2}
+    log = [
+        *log_of_a_search(),
+        LoggedEvent(20.0, CommandReceived("c0", "add", names, entry)),
+        LoggedEvent(20.0, CommandReceived("c1", "add", ("single",), {"family": "softmax"})),
+        LoggedEvent(20.0, NetworkAdded("single", "", -1, {}, (1, None), 60)),
+    ]
+    for repeat, name in enumerate(names):
         log += [
             LoggedEvent(20.0, NetworkAdded(name, "", -1, {}, (1, None), 60, repeat=repeat)),
-            LoggedEvent(21.0, EpochEnded(name, record(1, value))),
+            LoggedEvent(21.0, EpochEnded(name, record(1, 0.6 + 0.2 * repeat))),
         ]
     searched.events.write_text(as_text(log))
     outside = read_report(searched).searches[1]
-    assert [(trial.network, trial.value) for trial in outside.trials] == [
-        ("mine", pytest.approx(0.7))
-    ]
+    trials = {trial.network: trial for trial in outside.trials}
+    assert trials["mine"].value == pytest.approx(0.7)
+    assert [*trials] == ["single", "mine"]
+    assert outside.space == {}
 
 
 def test_improvements_count_a_repeat_that_ended_early():
