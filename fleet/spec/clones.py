@@ -108,6 +108,9 @@ def describe_clone(spec: Spec, networks: Mapping[str, NetworkSpec], request: Clo
         UserError: the run has no network of this name, or a clone cannot have its name.
     """
     source = networks.get(request.network)
+    repeats = [name for name, network in networks.items() if network.stem == request.network]
+    if source is None and repeats:
+        raise UserError(f"{request.network} stands for {listed(repeats, 8)}; name the one to clone")
     if source is None:
         raise UserError(
             f"the run has no network named {request.network!r}"

@@ -71,6 +71,7 @@ def test_clone_translates_old_keys_and_may_leave_the_space(spec):
     ("network", "settings", "message"),
     [
         ("cnn-7", {}, r"no network named 'cnn-7' \(did you mean cnn-"),
+        ("net-0", {}, "net-0 stands for net-0-repeat1; name the one to clone"),
         ("cnn-1", {"name": "cnn-0"}, "has a network named 'cnn-0'"),
         ("cnn-1", {"name": "a b"}, "cannot name a network"),
         ("cnn-1", {"values": {"train.optimizer.learning_rat": 1}}, "did you mean learning_rate"),
