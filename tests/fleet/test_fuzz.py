@@ -98,7 +98,7 @@ EXPERIMENT = {
     "searcher": {"name": "asha", "max_trials": 4, "max_length": {"epochs": 8}, "divisor": 2},
     "hyperparameters": {
         "width": {"type": "int", "minval": 8, "maxval": 64},
-        "decay": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
+        "decay": {"type": "double", "minval": 0.1, "maxval": 0.9},
         "block": {"kind": {"type": "categorical", "vals": ["a", "b"]}, "norm": "batch"},
     },
 }
