@@ -3,6 +3,7 @@
 FleetError
  +-- UserError                invalid input by the user: exit status 2
  |    +-- SpecError           all mistakes in a spec
+ |    +-- SearchKeyError      a key of a search has a wrong value
  |    +-- NotInstalledError   an engine's library is not installed
  +-- ModelError               one network cannot be built or trained: a row in the report
  |    +-- SettingError        the engine refuses one of its settings
@@ -96,6 +97,20 @@ class SpecError(UserError):
         super().__init__(
             "\n".join([f"{count} in the spec", *(f"  {mistake}" for mistake in self.mistakes)])
         )
+
+
+class SearchKeyError(UserError):
+    """A key of a search has a wrong value.
+
+    Args:
+        path: the key path below `search`, or that of a key of the space, from ``space``.
+        wrong: what is wrong.
+        right: what would be right.
+    """
+
+    def __init__(self, path: tuple[str | int, ...], wrong: str, right: str = "") -> None:
+        super().__init__(f"{wrong}; {right}" if right else wrong)
+        self.path = path
 
 
 class ModelError(FleetError):
@@ -193,15 +208,13 @@ def shortened(message: str, length: int = 1000) -> str:
     )
 
 
-class SearchKeyError(UserError):
-    """A key of a search has a wrong value.
+def short_repr(value: object) -> str:
+    """Return a value for a message, in one line of at most 80 characters.
 
-    Args:
-        path: the key path below `search`, or that of a key of the space, from ``space``.
-        wrong: what is wrong.
-        right: what would be right.
+    >>> short_repr("x" * 90)[-5:]
+    'xx...'
     """
-
-    def __init__(self, path: tuple, wrong: str, right: str = "") -> None:
-        super().__init__(f"{wrong}; {right}" if right else wrong)
-        self.path = path
+    text = " ".join(repr(value).split())
+    if len(text) <= 80:
+        return text
+    return text[:77] + "..."

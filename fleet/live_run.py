@@ -172,12 +172,9 @@ def _checked_values(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: they cannot be written as JSON.
     """
-    content = plain(dict(values))
-    try:
-        json.dumps(content, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"clone: the values cannot be written as YAML: {error}") from None
-    return dict(content)
+    content = dict(plain(dict(values)))
+    _check_writable(content, "clone: the values")
+    return content
 
 
 def _checked(entry: Any) -> dict[str, Any]:
@@ -192,11 +189,20 @@ def _checked(entry: Any) -> dict[str, Any]:
             "add: an entry is a mapping with the keys of one entry of `models:`, such as "
             f"{{'family': 'cnn'}}, not {shortened(repr(entry), 80)}"
         )
+    _check_writable(content, "add: the entry")
+    return content
+
+
+def _check_writable(content: Mapping[str, Any], subject: str) -> None:
+    """Check that a command can be written to the run's folder.
+
+    Raises:
+        UserError: its content is no JSON; the message begins with the subject.
+    """
     try:
         json.dumps(content, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UserError(f"add: the entry cannot be written as YAML: {error}") from None
-    return content
+        raise UserError(f"{subject} cannot be written as YAML: {error}") from None
 
 
 # ---- reports ------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from preprocess.sources.table import PATH_COLUMNS
 from preprocess.splits import parse_split
 from preprocess.target import target_of
 
-_LOOKED_AT = 64  # images
+_MAX_IMAGES = 64  # that are read to describe all
 _SIDES = (16, 24, 32, 48, 64, 96, 128, 160, 192, 224)  # of images for a first search, in pixels
 _TARGETS = ("target", "label", "labels", "class", "y")  # columns that are probably the targets
 _SEED = 0
@@ -93,9 +93,9 @@ def _indented(lines: Sequence[str]) -> Iterator[str]:
 
 
 def default_engine() -> str:
-    """Return the engine that a draft names; empty for the default one of a spec.
+    """Return the engine to name in a draft; empty if the default engine of a spec will do.
 
-    It is another one if that is installed, and the default one is not.
+    An engine is named if it is installed and the default one is not.
     """
     default = Resources().engine
     installed = [
@@ -151,7 +151,7 @@ def draft_images(path: str, engine: str = "", with_module: bool = False) -> Draf
             f"{path} holds images with masks, for which you need your own network: begin with "
             "the example of segmentation in docs/targets.md"
         )
-    images = _look_at(path, data.train)
+    images = _describe_images(path, data.train)
     side = min(images.height, images.width)
     size = max([width for width in _SIDES if width <= side], default=side)
     if images.is_uniform and side <= size * 1.25:
@@ -197,11 +197,11 @@ def draft_images(path: str, engine: str = "", with_module: bool = False) -> Draf
     )
 
 
-def _look_at(path: str, source: Source) -> _Images:
+def _describe_images(path: str, source: Source) -> _Images:
     sizes: list[tuple[int, int]] = []
     modes = Counter[bool]()
     pixels: list[np.ndarray] = []
-    for index in np.unique(np.linspace(0, len(source) - 1, _LOOKED_AT).astype(int)):
+    for index in np.unique(np.linspace(0, len(source) - 1, _MAX_IMAGES).astype(int)):
         try:
             data = source.read(int(index))
             modes[open_image(data).mode in ("L", "1", "LA", "I;16", "I", "F")] += 1

@@ -60,13 +60,13 @@ def run(args: argparse.Namespace) -> None:
     if args.kind == Kind.DIGITS:
         if args.target is not None:
             raise UserError("--target is for tables")
-        files = _digits(Path(args.path or "digits"))
+        files = _demo_files(Path(args.path or "digits"))
         summary = "ten networks of four families on 1,797 images of handwritten digits"
     else:
         if args.path is None:
             raise UserError(f"fleet new {args.kind} needs the path of the data")
         draft = _draft(args.kind, args.path, args.target)
-        files = _of_draft(draft, args.path)
+        files = _draft_files(draft, args.path)
         summary = draft.summary
     _write(files)
     spec = next(path for path in files if path.suffix == ".yaml")
@@ -94,7 +94,7 @@ def _holds_images(path: str) -> bool:
     return not any(name.lower().endswith((".csv", ".parquet")) for name in os.listdir(path))
 
 
-def _of_draft(draft: Draft, path: str) -> Mapping[Path, str]:
+def _draft_files(draft: Draft, path: str) -> Mapping[Path, str]:
     stem = Path(os.path.normpath(path)).name.partition(".")[0] or "networks"
     name = re.sub(r"[^\w-]", "_", stem).strip("_-") or "networks"
     spec = Path(f"{name}.yaml")
@@ -110,7 +110,7 @@ def _of_draft(draft: Draft, path: str) -> Mapping[Path, str]:
     }
 
 
-def _digits(folder: Path) -> Mapping[Path, str]:
+def _demo_files(folder: Path) -> Mapping[Path, str]:
     text = resources.files("fleet").joinpath("data/digits.yaml").read_text(encoding="utf-8")
     if engine := default_engine():
         text = text.replace("resources:\n", f"resources:\n  engine: {engine}\n")

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -102,11 +103,10 @@ def clone_for_next_launch(paths: RunPaths, request: CloneRequest) -> list[str]:
         command = f"{time.time_ns():020d}-{os.uname().nodename}-{os.getpid()}"
         path = paths.event_logs()[-1]
         t_s = max((t_s for t_s, _ in read_events(path)), default=0.0)
-        log = EventLog(path)
-        log.add(clone_event(command, clone.entry, position, clone, networks), t_s)
-        for event in added:
-            log.add(event, t_s)
-        log.close()
+        with closing(EventLog(path)) as log:
+            log.add(clone_event(command, clone.entry, position, clone, networks), t_s)
+            for event in added:
+                log.add(event, t_s)
     finally:
         lease.release()
     return [network.name for network in networks]

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fleet.domain.events import SearcherCalled
-from fleet.errors import UserError
+from fleet.errors import UserError, short_repr
 from fleet.search.searcher import AcceptsPriorTrials, ResumesTrials, Searcher, Verdict, in_user_code
 from fleet.spec.old_keys import values_with_new_names
 
@@ -165,7 +165,8 @@ def _values(answer: Any) -> dict[str, Any] | None:
         return None
     if not isinstance(answer, Mapping):
         raise InvalidAnswer(
-            f"ask answered {_shorten(answer)}; it should be a mapping of the space's keys, or None"
+            f"ask answered {short_repr(answer)}; it should be a mapping of the space's keys, "
+            "or None"
         )
     return values_with_new_names(_plain(answer))
 
@@ -175,7 +176,7 @@ def _verdict(answer: Any) -> str:
         return Verdict(answer).value
     except ValueError:
         raise InvalidAnswer(
-            f"report answered {_shorten(answer)}; it should be {', '.join(Verdict)}"
+            f"report answered {short_repr(answer)}; it should be {', '.join(Verdict)}"
         ) from None
 
 
@@ -184,7 +185,7 @@ def _number(answer: Any) -> int | None:
         return None
     if isinstance(answer, bool) or not isinstance(answer, numbers.Integral):
         raise InvalidAnswer(
-            f"resume answered {_shorten(answer)}; it should be the number of a paused network, "
+            f"resume answered {short_repr(answer)}; it should be the number of a paused network, "
             "or None"
         )
     return int(answer)
@@ -223,15 +224,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {str(key): _plain(item) for key, item in value.items()}
     raise InvalidAnswer(
-        f"ask answered {_shorten(value)}; use finite numbers, text, lists and mappings of text"
+        f"ask answered {short_repr(value)}; use finite numbers, text, lists and mappings of text"
     )
-
-
-def _shorten(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    if len(text) <= 80:
-        return text
-    return text[:77] + "..."
 
 
 # ---- the log -----------------------------------------------------------------------------------

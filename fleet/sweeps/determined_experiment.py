@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fleet.errors import UserError
+from fleet.errors import UserError, short_repr
 from fleet.sweeps.sweep import (
     Metric,
     Sweep,
@@ -22,7 +22,6 @@ from fleet.sweeps.sweep import (
     choices,
     number_range,
     rounded,
-    shortened,
 )
 
 KIND = "Determined experiment"
@@ -117,7 +116,7 @@ def _add_all(
             sweep.add(f"{prefix}{name}", _dimension(sweep, below, item, is_grid))
         elif isinstance(item.get("type"), str) and {"minval", "maxval", "vals"} & item.keys():
             raise UserError(
-                f"{below}.type: {shortened(item['type'])} is unknown; it should be one of "
+                f"{below}.type: {short_repr(item['type'])} is unknown; it should be one of "
                 f"{', '.join(_TYPES)}"
             )
         else:
@@ -202,11 +201,11 @@ def _read_searcher(
     metric = searcher.get("metric")
     if metric is not None:
         if not isinstance(metric, str) or not metric:
-            raise UserError(f"searcher.metric: {shortened(metric)} should be the name of a metric")
+            raise UserError(f"searcher.metric: {short_repr(metric)} should be the name of a metric")
         smaller = searcher.get("smaller_is_better", True)
         if not isinstance(smaller, bool):
             raise UserError(
-                f"searcher.smaller_is_better: {shortened(smaller)} should be true or false"
+                f"searcher.smaller_is_better: {short_repr(smaller)} should be true or false"
             )
         # Searchers compare validation metrics only.
         name = metric if metric.startswith("val") else f"val_{metric}"
@@ -317,8 +316,8 @@ def _epochs(
         return count, count
     if len(length) != 1 or not length.keys() <= {"epochs", "batches", "records"}:
         raise UserError(
-            f"searcher.max_length: {shortened(dict(length))} should be a number of epochs, batches "
-            "or records"
+            f"searcher.max_length: {short_repr(dict(length))} should be a number of epochs, "
+            "batches or records"
         )
     [(unit, number)] = length.items()
     count = check_count(f"searcher.max_length.{unit}", number, _MOST_EPOCHS)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet.errors import UserError
+from fleet.errors import UserError, short_repr
 from fleet.spec.search import MAX_TRIALS, Mode
 from fleet.storage.files import map_in_threads
 from fleet.storage.trials_file import FileTrial
@@ -28,7 +28,6 @@ from fleet.sweeps.sweep import (
     choices,
     number_range,
     rounded,
-    shortened,
 )
 from launch.errors import pluralize
 
@@ -89,7 +88,7 @@ def _read_space(sweep: Sweep, config: Mapping[str, Any]) -> dict[str, Any]:
         content = check_mapping(f"space.{number}.config", entry.get("config"))
         name = content.get("name")
         if not isinstance(name, str) or not name:
-            raise UserError(f"space.{number}.config.name: {shortened(name)} should be a name")
+            raise UserError(f"space.{number}.config.name: {short_repr(name)} should be a name")
         if name.startswith(_OF_TUNER):
             continue
         kind = check_word(
@@ -130,7 +129,7 @@ def _conditions(name: str, content: Any) -> dict[str, Any]:
         config = check_mapping(f"{name}.conditions", condition.get("config"))
         parent = config.get("name")
         if not isinstance(parent, str):
-            raise UserError(f"{name}.conditions: {shortened(parent)} should be a name")
+            raise UserError(f"{name}.conditions: {short_repr(parent)} should be a name")
         values = check_list(f"{name}.conditions.values", config.get("values"))
         when[parent] = values[0] if len(values) == 1 else values
     return when

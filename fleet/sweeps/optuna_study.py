@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from fleet.errors import UserError
+from fleet.errors import UserError, short_repr
 from fleet.spec.search import MAX_TRIALS, Mode
 from fleet.storage.trials_file import FileTrial
-from fleet.sweeps.sweep import Metric, Sweep, choices, number_range, shortened
+from fleet.sweeps.sweep import Metric, Sweep, choices, number_range
 from fleet.units import listed
 from launch.errors import pluralize
 
@@ -253,7 +253,7 @@ def _conditions(
                 sweep.change(
                     name,
                     f"is absent from {pluralize(len(absent), 'trial')}, hence `when: "
-                    f"{shortened(when)}`",
+                    f"{short_repr(when)}`",
                 )
                 return when
     sweep.leave_out(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fleet.errors import UserError
+from fleet.errors import UserError, short_repr
 from fleet.spec.search import MAX_TRIALS, Mode
 from fleet.storage.trials_file import FileTrial
 
@@ -200,7 +200,7 @@ def check_number(key: str, value: Any) -> float:
         UserError: it is something else.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UserError(f"{key}: {shortened(value)} should be a number")
+        raise UserError(f"{key}: {short_repr(value)} should be a number")
     if not abs(value) <= _LARGEST:
         raise UserError(f"{key}: {value} should be a number of at most 2**53")
     return value
@@ -215,7 +215,7 @@ def check_count(key: str, value: Any, largest: int = MAX_TRIALS) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"{key}: {shortened(value)} should be a whole number of at least 1")
+        raise UserError(f"{key}: {short_repr(value)} should be a whole number of at least 1")
     return min(value, largest)
 
 
@@ -226,7 +226,7 @@ def check_mapping(key: str, value: Any) -> dict[str, Any]:
         UserError: it is something else.
     """
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise UserError(f"{key}: {shortened(value)} should be a mapping")
+        raise UserError(f"{key}: {short_repr(value)} should be a mapping")
     return dict(value)
 
 
@@ -237,7 +237,7 @@ def check_list(key: str, value: Any) -> list[Any]:
         UserError: it is something else.
     """
     if not isinstance(value, list | tuple) or not value:
-        raise UserError(f"{key}: {shortened(value)} should be a list of values")
+        raise UserError(f"{key}: {short_repr(value)} should be a list of values")
     return list(value)
 
 
@@ -249,11 +249,5 @@ def check_word(key: str, value: Any, words: Sequence[str]) -> str:
     """
     if value not in words:
         right = words[0] if len(words) == 1 else f"one of {', '.join(words)}"
-        raise UserError(f"{key}: {shortened(value)} should be {right}")
+        raise UserError(f"{key}: {short_repr(value)} should be {right}")
     return str(value)
-
-
-def shortened(value: Any) -> str:
-    """Return a value for a message, in at most 80 characters."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fleet.errors import UserError
+from fleet.errors import UserError, short_repr
 from fleet.spec.search import Mode
 from fleet.sweeps.sweep import (
     Metric,
@@ -23,7 +23,6 @@ from fleet.sweeps.sweep import (
     choices,
     number_range,
     rounded,
-    shortened,
 )
 
 KIND = "W&B sweep"
@@ -101,7 +100,7 @@ def _read_metrics(sweep: Sweep, content: Mapping[str, Any]) -> None:
         metric = check_mapping(key, item)
         name = metric.get("name")
         if not isinstance(name, str) or not name:
-            raise UserError(f"{key}.name: {shortened(name)} should be the name of a metric")
+            raise UserError(f"{key}.name: {short_repr(name)} should be the name of a metric")
         goal = check_word(f"{key}.goal", metric.get("goal", "minimize"), tuple(_MODES))
         sweep.metrics.append(Metric(name, _MODES[goal]))
         if "target" in metric:
@@ -180,7 +179,7 @@ class _Parameters:
             below = f"{key}.{name}"
             if not isinstance(item, Mapping):
                 raise UserError(
-                    f"{below}: {shortened(item)} should be a mapping, such as {{value: NUMBER}}"
+                    f"{below}: {short_repr(item)} should be a mapping, such as {{value: NUMBER}}"
                 )
             parameter = check_mapping(below, item)
             if "parameters" in parameter:
@@ -194,7 +193,7 @@ class _Parameters:
         if not isinstance(distribution, str) or distribution not in _READERS:
             read_keys = ", ".join(_READERS)
             raise UserError(
-                f"{key}.distribution: {shortened(distribution)} is unknown; it should be one of "
+                f"{key}.distribution: {short_repr(distribution)} is unknown; it should be one of "
                 f"{read_keys}"
             )
         if self._is_grid and distribution == "q_uniform":
@@ -288,7 +287,7 @@ def _weighted(sweep: Sweep, key: str, parameter: Mapping[str, Any]) -> Any:
     ]
     if len(weights) != len(values) or min(weights) < 0 or not sum(weights) > 0:
         raise UserError(
-            f"{key}.probabilities: {shortened(weights)} should have a number of at least 0 for "
+            f"{key}.probabilities: {short_repr(weights)} should have a number of at least 0 for "
             f"each of {len(values)} values"
         )
     possible = [pair for pair in zip(values, weights, strict=True) if pair[1]]
