@@ -1,4 +1,4 @@
-# make env | env-torch | demo | test | test-other | test-track | test-torch | test-long | test-all | coverage | test-cluster | test-cluster-all | chaos | format | check | bench | clean
+# make env | env-torch | demo | test | test-other | test-track | test-torch | test-long | test-all | coverage | test-cluster | test-cluster-all | chaos | format | check | docs | bench | clean
 # VENV=dir chooses another folder for the environment; PYTHON=3.12, or a path, chooses its Python.
 
 VENV ?= .venv
@@ -12,7 +12,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Number of parallel tests: launches wait more than they compute.
 WORKERS ?= 3
 
-.PHONY: env env-torch demo test test-other test-track test-torch test-long test-all coverage test-cluster test-cluster-all chaos format check bench clean
+.PHONY: env env-torch demo test test-other test-track test-torch test-long test-all coverage test-cluster test-cluster-all chaos format check docs bench clean
 
 env:
 	@tools/env.sh
@@ -91,6 +91,13 @@ check: env
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	cd benchmarks && $(BIN)/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache *.py
+
+# The site in build/site, by tools in a separate environment. All links are checked.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: env
+	$(BIN)/python -m venv .venv-docs
+	.venv-docs/bin/python -m pip install -qq -e '.[docs]'
+	.venv-docs/bin/mkdocs build --strict
 
 # Benchmarks; DATA is the folder of published traces and of CIFAR-10 as JPEG files, if available.
 bench: env
