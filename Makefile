@@ -1,4 +1,4 @@
-# make env | env-torch | demo | test | test-other | test-track | test-torch | test-long | test-all | coverage | test-cluster | test-cluster-all | chaos | format | check | docs | bench | clean
+# make env | env-torch | demo | test | test-other | test-track | test-torch | test-browser | test-long | test-all | coverage | test-cluster | test-cluster-all | chaos | format | check | docs | bench | clean
 # VENV=dir chooses another folder for the environment; PYTHON=3.12, or a path, chooses its Python.
 
 VENV ?= .venv
@@ -12,7 +12,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Number of parallel tests: launches wait more than they compute.
 WORKERS ?= 3
 
-.PHONY: env env-torch demo test test-other test-track test-torch test-long test-all coverage test-cluster test-cluster-all chaos format check docs bench clean
+.PHONY: env env-torch demo test test-other test-track test-torch test-browser test-long test-all coverage test-cluster test-cluster-all chaos format check docs bench clean
 
 env:
 	@tools/env.sh
@@ -54,6 +54,12 @@ test-torch: export OMP_NUM_THREADS ?= 1
 test-torch:
 	HOROVOD= VENV=.venv-torch tools/env.sh torch
 	.venv-torch/bin/python -m pytest -n $(WORKERS) -rs -m torch $(PYTEST_ARGS)
+
+# The HTML report in Chromium, which is installed if missing; that needs root and apt-get. `make test`
+# runs these tests, too, if Chromium is there.
+test-browser: env
+	FLEET_TEST_CHROMIUM="$$(tools/chromium.sh)" && export FLEET_TEST_CHROMIUM && \
+		$(BIN)/python -m pytest -rs tests/fleet/monitor/test_browser.py $(PYTEST_ARGS)
 
 # The tests that `make test` leaves out. None starts after FLEET_TEST_UNTIL (seconds of `date +%s`).
 test-long: env

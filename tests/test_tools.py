@@ -1,4 +1,4 @@
-"""The script that creates the environment."""
+"""The scripts that create the environment and find a browser."""
 
 import os
 import re
@@ -198,3 +198,30 @@ def test_env_without_a_torch_wheel_installs_the_rest(tmp_path):
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "pip finds no torch==2.13.0 for Python 3.13 and this machine" in done.stderr
     assert (tmp_path / "env/.stage-packages").exists()
+
+
+def find_chromium(folder, **programs):
+    """Run tools/chromium.sh if only these programs, and no apt-get, are on PATH."""
+    for name, text in programs.items():
+        path = folder / name.replace("_", "-")
+        path.write_text(text)
+        path.chmod(0o755)
+    return subprocess.run(
+        ["/bin/bash", ROOT / "tools/chromium.sh"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": str(folder)},
+    )
+
+
+def test_chromium_that_does_not_start_is_passed_over(tmp_path):
+    stub = "#!/bin/bash\nexit 10\n"  # as on Ubuntu, where it asks for a snap
+    done = find_chromium(tmp_path, chromium=stub, google_chrome="#!/bin/bash\necho 140\n")
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}/google-chrome\n")
+
+
+def test_missing_chromium_is_told(tmp_path):
+    done = find_chromium(tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "chromium: no Chromium on PATH, and no apt-get to install it\n"

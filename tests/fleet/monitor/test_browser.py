@@ -35,7 +35,9 @@ CHROMIUM = os.environ.get("FLEET_TEST_CHROMIUM") or next(
     ),
     None,
 )
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs Chromium (tools/chromium.sh installs it)"
+)
 
 # The actions of a reader: point at an epoch, click, and sort by a column.
 _DRIVE = """(() => {
@@ -170,8 +172,8 @@ def test_open_page_reloads_until_writing_stops(tmp_path, browse):
         assert time.monotonic() < until
         time.sleep(0.1)
     os.utime(file, (time.time() - 3600,) * 2)  # the process that wrote it was killed
-    while "does not load itself anew any more" not in (
-        page.run("document.body && document.body.textContent") or ""
+    while "has stopped reloading" not in (
+        page.run("document.body && document.body.innerText") or ""
     ):
         assert time.monotonic() < until
         time.sleep(0.1)
