@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import signal
 import time
 from contextlib import suppress
@@ -36,6 +37,27 @@ class _Process(NamedTuple):
     began_s: float
 
 
+def command_of(pid: int, proc: Path = Path("/proc")) -> str:
+    """Return the command line that started a process: that of its launcher, if one is known.
+
+    Args:
+        pid: the process.
+        proc: the folder ``/proc``.
+
+    Returns:
+        The words as a shell reads them; empty if the kernel does not report them.
+    """
+    try:
+        top = _launcher_of(pid, proc)[0]
+        line = (proc / str(top) / "cmdline").read_bytes().decode(errors="replace")
+    except (OSError, ValueError, IndexError):
+        return ""
+    words = line.removesuffix("\0").split("\0")
+    if words[0].endswith("prterun"):  # as the mpirun of Open MPI 5 calls itself
+        words[0] = words[0].removesuffix("prterun") + "mpirun"
+    return shlex.join(words) if line else ""
+
+
 def command_began_s(pid: int, proc: Path = Path("/proc")) -> tuple[float, float] | None:
     """Return when the launcher of a process and the process itself started.
 
@@ -47,15 +69,25 @@ def command_began_s(pid: int, proc: Path = Path("/proc")) -> tuple[float, float]
         known. None if the kernel does not report them.
     """
     try:
-        process = began = _stat(proc, pid)
-        while began.parent:
-            parent = _stat(proc, began.parent)
-            if parent.name not in _LAUNCHERS:
-                break
-            began = parent
+        return _launcher_of(pid, proc)[1].began_s, _stat(proc, pid).began_s
     except (OSError, ValueError, IndexError):
         return None
-    return began.began_s, process.began_s
+
+
+def _launcher_of(pid: int, proc: Path) -> tuple[int, _Process]:
+    """Return the first of the launchers above a process; the process itself without any.
+
+    Raises:
+        OSError: the process does not exist.
+        ValueError, IndexError: its status has another format.
+    """
+    began = _stat(proc, pid)
+    while began.parent:
+        parent = _stat(proc, began.parent)
+        if parent.name not in _LAUNCHERS:
+            break
+        pid, began = began.parent, parent
+    return pid, began
 
 
 def started(pid: int) -> str | None:

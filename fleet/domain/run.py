@@ -368,6 +368,10 @@ class RunState:
                     )
             case e.SupplyChanged():
                 launch.supply = event
+            case e.TimeLeftEstimated():
+                launch.time_left = t_s, event
+            case e.LaunchEnded():
+                launch.has_ended = True
             case _:
                 return False
         return True

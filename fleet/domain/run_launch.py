@@ -37,6 +37,8 @@ class RunLaunch:
         forming: network -> seconds for forming each of its groups, beyond its first epoch.
         stops: each stopped group with the outcome of its network at that time, or None.
         timed: network -> the epochs of its groups without the first of each, which forms the group.
+        time_left: when the time left was last estimated, and the estimate; None before.
+        has_ended: whether it has logged its end.
         has_begun: whether it is past its first events, among which epochs are logged late.
         groups: network -> the group that trains it.
     """
@@ -60,6 +62,8 @@ class RunLaunch:
     forming: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     stops: list[tuple[e.GroupStopped, Outcome | None]] = field(default_factory=list)
     timed: defaultdict[str, list[EpochRecord]] = field(default_factory=lambda: defaultdict(list))
+    time_left: tuple[float, e.TimeLeftEstimated] | None = None
+    has_ended: bool = False
     has_begun: bool = False
     _before: RunLaunch | None = None
     # network -> index in the run's records

@@ -121,6 +121,7 @@ class Coordinator:
         checkpoint_statuses: Mapping[str, events.CheckpointStatus] = MappingProxyType({}),
         before_s: Mapping[str, float] = MappingProxyType({}),
         folders: tuple[str, ...] = (),
+        origin: events.LaunchOrigin | None = None,
     ) -> None:
         """Log the start of the launch.
 
@@ -130,6 +131,7 @@ class Coordinator:
                 logs.
             before_s: part of the start-up -> its seconds.
             folders: folders from which the spec's modules are imported.
+            origin: where the launch comes from.
         """
         if 0 not in self.config.roles.trainers:  # networks leave large garbage
             collect_rarely()
@@ -165,6 +167,7 @@ class Coordinator:
                 found=checkpoint_statuses,
                 beside=self.sharing.has_others,
                 folders=folders,
+                origin=origin,
             )
         )
         if spec.schedule.rates is not None and self.prior_rates.table is not None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import sys
 import threading
 from collections.abc import Iterable, Sequence
 
+from fleet import __version__
 from fleet.comm.protocols import World
 from fleet.control.launch_state import LaunchConfig
-from fleet.domain.events import EarlierRunRead, Event, SearcherStarted
+from fleet.domain.events import EarlierRunRead, Event, LaunchOrigin, SearcherStarted
 from fleet.errors import ExitStatus, UserError
 from fleet.export.trackers import target_paths
 from fleet.monitor.html import write_report
@@ -48,6 +50,7 @@ from fleet.storage.results import NetworkResult, Status
 from fleet.terminal import print_table
 from launch.environment import find_launcher
 from launch.errors import pluralize
+from launch.processes import command_of
 from scheduler.ensemble.sharing import Sharing, useful_networks_per_gpu
 
 # Longest wait for trackers at the end, whose libraries take seconds to load; and if the walltime
@@ -169,6 +172,7 @@ class RankZero:
             self._resumed.statuses,
             self._timer.seconds,
             self._launch.request.folders,
+            LaunchOrigin(socket.gethostname(), __version__, command_of(os.getpid())),
         )
 
     def step(self) -> bool:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from launch.processes import command_began_s
+from launch.processes import command_began_s, command_of
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -52,12 +52,22 @@ def test_command_began_s_is_the_start_of_the_launcher(proc, above, expected):
     )
 
 
+@pytest.mark.parametrize(("parent", "owner"), [("mpirun", 20), ("slurmstepd", 30)])
+def test_command_of_is_that_of_the_launcher_if_known(proc, parent, owner):
+    folder = proc({**SHELL, 20: (parent, 10, 50.0), 30: ("python", 20, 51.5)})
+    (folder / str(owner) / "cmdline").write_bytes(
+        b"\0".join([b"/bin/prterun", b"-n", b"5", b"a b.yaml", b""])
+    )
+    assert command_of(30, folder) == "/bin/mpirun -n 5 'a b.yaml'"
+
+
 @pytest.mark.parametrize("content", ["", "30 (python", "30 (python) S x 0", None])
 def test_command_began_s_is_none_without_proc(tmp_path, content):
     if content is not None:
         (tmp_path / "30").mkdir()
         (tmp_path / "30/stat").write_text(content)
     assert command_began_s(30, tmp_path) is None
+    assert not command_of(30, tmp_path)
 
 
 def test_command_began_s_of_this_process():

@@ -53,6 +53,21 @@ class CheckpointStatus:
         return None
 
 
+@dataclass(frozen=True)
+class LaunchOrigin:
+    """Where a launch comes from.
+
+    Attributes:
+        host: name of the node of rank 0.
+        version: version of FLEET.
+        command: command line that started it; empty if unknown.
+    """
+
+    host: str
+    version: str
+    command: str = ""
+
+
 class LaunchStarted(JsonRecord, word="start"):
     """A launch has begun: its first event.
 
@@ -74,6 +89,7 @@ class LaunchStarted(JsonRecord, word="start"):
         beside: whether other launches of the run were working when it began; None if it shares
             none.
         folders: folders that were searched for modules of the spec, beside installed ones.
+        origin: where it comes from; None in logs of early versions.
     """
 
     networks: int
@@ -98,6 +114,7 @@ class LaunchStarted(JsonRecord, word="start"):
     found: Annotated[Mapping[str, CheckpointStatus], OmitDefault] = field(default_factory=dict)
     beside: Annotated[bool | None, OmitDefault] = None
     folders: Annotated[tuple[str, ...], OmitDefault] = ()
+    origin: Annotated[LaunchOrigin | None, OmitDefault] = None
 
     @property
     def cluster(self) -> Cluster:

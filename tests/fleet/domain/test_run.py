@@ -60,6 +60,17 @@ def test_run_state_follows_the_newest_event():
     assert apply_events(actual, [ev.NetworkLeased("b", 4, 1, 5)]) == {}
 
 
+def test_run_state_has_the_newest_time_left_until_the_end():
+    run = RunState()
+    run.apply(0.0, START)
+    for t_s, high_s in ((5.0, 9.0), (7.0, 6.0)):
+        run.apply(t_s, ev.TimeLeftEstimated(4.0, high_s, 2))
+    assert run.launch.time_left == (7.0, ev.TimeLeftEstimated(4.0, 6.0, 2))
+    assert not run.launch.has_ended
+    run.apply(12.0, ev.LaunchEnded(0))
+    assert run.launch.has_ended
+
+
 def test_run_state_drops_epochs_that_were_not_saved():
     actual = apply_events({}, STORY[:4])
     assert epochs(apply_events(actual, [ev.NetworkLeased("a", 5, 1, 0, took_over=True)])["a"]) == [
