@@ -30,11 +30,13 @@ class TrackedEpoch:
         epoch: its number.
         date: when it ended, in seconds since 1970.
         values: its finite values, by name.
+        run_time_s: seconds since the network started, without the time between launches.
     """
 
     epoch: int
     date: float
     values: Mapping[str, float]
+    run_time_s: float
 
 
 class TrackedObjective(NamedTuple):
@@ -86,6 +88,11 @@ class TrackedNetwork:
         if self.epochs:
             return self.epochs[-1].date
         return self.began
+
+    @property
+    def run_time_s(self) -> float:
+        """Seconds from its start to the end of its newest epoch; see :class:`TrackedEpoch`."""
+        return self.epochs[-1].run_time_s if self.epochs else 0.0
 
     def digest(self, epochs: int | None = None) -> str:
         """Return a hash of its first epochs and its hyperparameters."""
@@ -257,6 +264,8 @@ class _NetworkBuilder:
     ) -> Iterator[TrackedEpoch]:
         best = BestEpoch()
         monitor = stopping.metric
+        began_s = self._began.get(name, 0.0)
+        run_time_s = 0.0
         for record in history:
             best = best.with_epoch(record, stopping)
             values = {column: record.value(column) for column in (*SCORES, *record.metrics)}
@@ -264,10 +273,13 @@ class _NetworkBuilder:
                 f"best_{monitor}": stopping.sign * best.score
             }
             t_s = self._ended.get((name, record.epoch, record.stream_epoch))
+            if t_s is not None:
+                run_time_s = t_s - began_s
             yield TrackedEpoch(
                 record.epoch,
                 self.began if t_s is None else self._date(t_s),
                 {column: value for column, value in values.items() if math.isfinite(value)},
+                run_time_s,
             )
 
     def _date(self, t_s: float) -> float:

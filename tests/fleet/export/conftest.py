@@ -19,7 +19,10 @@ def network(name, epochs, status, entry="net", **drawn):
     drawn = {RATE: 0.01, "filters": [8, 16], **drawn} if entry else {}
     ended = tuple(
         TrackedEpoch(
-            number, 1000.0 + 60 * number, {"loss": 1 / number, "val_accuracy": number / 10}
+            number,
+            1000.0 + 60 * number,
+            {"loss": 1 / number, "val_accuracy": number / 10},
+            60.0 * number,
         )
         for number in range(1, epochs + 1)
     )

@@ -62,6 +62,7 @@ class UploadData:
                     }
                 case "exit":
                     self.status = record.exit.exit_code
+                    self.run_time_s = record.exit.runtime
 
 
 def runs_at(path):
@@ -116,9 +117,21 @@ def test_wandb_writes_an_offline_run_per_network(tmp_path, before):
     assert all(Path(path).parent.name in listing for path in times), listing
 
 
-def test_wandb_replaces_run_whose_start_changed(
-    tmp_path,
-):
+def test_wandb_run_times_are_those_of_the_training(tmp_path):
+    write("wandb", LATE, tmp_path)
+    runs = runs_at(tmp_path)
+    for network in LATE.networks:
+        tracked = runs[network.name]
+        assert {step: values["_runtime"] for step, values in tracked.steps.items()} == {
+            epoch.epoch: epoch.date - network.began for epoch in network.epochs
+        }
+        summary = tracked.summary
+        trained_s = network.ended - network.began
+        assert (summary["_runtime"], summary["_wandb.runtime"]) == (trained_s, trained_s)
+        assert tracked.run_time_s == trained_s
+
+
+def test_wandb_replaces_run_whose_start_changed(tmp_path):
     for began in (1000.0, 90000.0):
         write(
             "wandb",
