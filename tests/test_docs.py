@@ -20,7 +20,9 @@ from tests.places import ROOT
 from tests.test_layers import MAY_IMPORT
 
 README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]  # the changelog also has former names
+COMMUNITY = [ROOT / name for name in ("CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md")]
+# The changelog also has former names.
+PAGES = [README, *COMMUNITY, *sorted((ROOT / "docs").rglob("*.md"))]
 SPEC_PARTS = {"data", "train", "schedule", "profile", "resources", "checkpoint"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -305,7 +307,9 @@ def unknown_keys(text):
         wrong += [
             name
             for name in names
-            if not name.endswith((".json", ".npz")) and not has_key(name) and name not in old_keys
+            if not name.endswith((".json", ".npz", ".py"))
+            and not has_key(name)
+            and name not in old_keys
         ]
     return wrong
 
