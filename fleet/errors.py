@@ -78,10 +78,15 @@ class SpecMistake:
 
     def __str__(self) -> str:
         position = self.file if self.line is None else f"{self.file}:{self.line}"
-        key = f" {self.key}:" if self.key else ""
-        right = f"; {self.right}" if self.right else ""
         # one line, even if a value has several
-        return " ".join(f"{position}:{key} {self.wrong}{right}".split())
+        return " ".join(f"{position}: {self.text}".split())
+
+    @property
+    def text(self) -> str:
+        """The mistake without its file and line."""
+        key = f"{self.key}: " if self.key else ""
+        right = f"; {self.right}" if self.right else ""
+        return f"{key}{self.wrong}{right}"
 
 
 class SpecError(UserError):

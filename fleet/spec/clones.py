@@ -10,7 +10,7 @@ from typing import Any
 
 from fleet.errors import UserError
 from fleet.spec.naming import check_name
-from fleet.spec.old_keys import values_with_new_names
+from fleet.spec.old_keys import with_new_keys
 from fleet.spec.schema import NetworkSpec, Spec
 from fleet.spec.section import plain
 from fleet.units import listed
@@ -105,7 +105,8 @@ def describe_clone(spec: Spec, networks: Mapping[str, NetworkSpec], request: Clo
         request: what to clone.
 
     Raises:
-        UserError: the run has no network of this name, or a clone cannot have its name.
+        UserError: the run has no network of this name, a clone cannot have its name, or one setting
+            has two values.
     """
     source = networks.get(request.network)
     repeats = [name for name, network in networks.items() if network.stem == request.network]
@@ -120,6 +121,12 @@ def describe_clone(spec: Spec, networks: Mapping[str, NetworkSpec], request: Clo
     existing = {name for network in networks.values() for name in (network.name, network.stem)}
     if request.name in existing:
         raise UserError(f"the run has a network named {request.name!r}; use another name")
+    translation = with_new_keys(
+        {key.removeprefix("args."): value for key, value in request.values.items()},
+        section="models.space",
+    )
+    if translation.mistakes:
+        raise UserError(f"clone: {translation.mistakes[0].text}")
     entry = spec.document.models[source.entry]
     content = {key: value for key, value in plain(entry).items() if key not in _OF_MANY}
     train = plain(entry.train_overrides)
@@ -127,12 +134,7 @@ def describe_clone(spec: Spec, networks: Mapping[str, NetworkSpec], request: Clo
     return Clone(
         source,
         {**content, "name": name, **({"train": train} if train else {})},
-        {
-            **source.parameters,
-            **values_with_new_names(
-                {key.removeprefix("args."): value for key, value in request.values.items()}
-            ),
-        },
+        {**source.parameters, **translation.content},
         request.is_warm,
     )
 

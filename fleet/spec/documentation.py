@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fleet.spec.model import APPLICATIONS, FAMILIES, application_names
+from fleet.spec.old_keys import SHORT_KEYS
 from fleet.spec.schema import Document
 from fleet.spec.train import UNDIVIDED
 from preprocess.transforms import TRANSFORMS
@@ -21,15 +22,18 @@ Which keys can a spec have, and what do they mean? This spec trains three networ
 data: {source: 'builtin:digits', transforms: [{decode: {mode: L}}, {scale: {}}]}
 models:
 - {family: softmax, grid: {train.optimizer.learning_rate: [0.1, 0.03, 0.01]}}
-train: {stopping: {max_epochs: 5}}
+train: {epochs: 5, batch_size: 64}
 resources: {engine: numpy}
 ```
 
 Sizes are written like `2GB`, durations like `10min`, `2h` or `1:30:00`, and shares like `15%`. A
-number without a unit is in bytes or seconds, or a fraction of 1. Any other key is a mistake, and
-`fleet check` names its line. Old keys still work in this release; the
-[glossary](glossary.md#keys-of-a-spec) lists them. `fleet schema --markdown > docs/spec.md` writes
-this page, and `fleet schema` a JSON Schema for editors."""
+number without a unit is in bytes or seconds, or a fraction of 1. In `train` of the spec or of an
+entry, and as `train.KEY` in a space, `optimizer: adam` is short for `optimizer: {name: adam}`,
+`epochs: 5` for `stopping: {max_epochs: 5}`, and `batch_size: 64` for `batch: {size: 64}`. Any other
+key is a mistake: `fleet check` names its line and, for misspelt keys and words of Optuna, Ray Tune,
+Keras, PyTorch Lightning, DeepHyper and W&B, such as `lr` or `n_trials`, the key that is meant. Old
+keys still work in this release; the [glossary](glossary.md#keys-of-a-spec) lists them. `fleet
+schema --markdown > docs/spec.md` writes this page, and `fleet schema` a JSON Schema for editors."""
 
 # heading -> the part of the schema with its keys
 _PARTS = {
@@ -62,6 +66,7 @@ def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a spec."""
     schema = TypeAdapter(Document).json_schema()
     _describe_entries(schema["$defs"])
+    _describe_short_keys(schema["$defs"])
     _describe_optimizer(schema["$defs"]["Optimizer"]["properties"])
     # A run that stays open may start without networks.
     schema |= {"anyOf": [{"required": ["keep_open"]}, {"properties": {"models": {"minItems": 1}}}]}
@@ -88,6 +93,18 @@ def _describe_entries(parts: dict[str, Any]) -> None:
         }
         for family, settings in FAMILIES.items()
     ]
+
+
+def _describe_short_keys(parts: dict[str, Any]) -> None:
+    """Describe the short keys of ``train``."""
+    for short, key in SHORT_KEYS.items():
+        _, section, name = key.split(".")
+        train = parts["Train"]["properties"]
+        meant = parts[train[section]["$ref"].removeprefix("#/$defs/")]["properties"][name]
+        train[short.removeprefix("train.")] = {
+            **{word: meant[word] for word in meant if word not in ("default", "title")},
+            "description": f"Short for `{section}.{name}`; use one of them.",
+        }
 
 
 def _describe_optimizer(settings: dict[str, Any]) -> None:

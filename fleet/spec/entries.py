@@ -30,7 +30,7 @@ from fleet.spec.naming import check_name, names_of, network_name
 from fleet.spec.origin import key_path
 from fleet.spec.schema import MAX_NETWORKS, Document, ModelEntry, NetworkSpec, Spec
 from fleet.spec.space import override
-from fleet.spec.train import Train
+from fleet.spec.train import Train, with_optimizer_name
 from launch.errors import InputError, pluralize
 from scheduler.ensemble.policies import POLICIES
 
@@ -353,16 +353,14 @@ def _batch_problems(document: Document, entry: ModelEntry, train: Train) -> Iter
 
 def merged(base: Train, overrides: Mapping[str, Any], drawn: Mapping[str, Any]) -> Train:
     """Merge the top-level training settings with an entry's and with drawn values."""
-    drawn_settings = override(
-        {},
-        {
-            key.removeprefix("train."): value
-            for key, value in drawn.items()
-            if key.startswith("train.")
-        },
-    )
+    drawn_train = {
+        key.removeprefix("train."): value
+        for key, value in drawn.items()
+        if key.startswith("train.")
+    }
+    drawn_settings = override({}, _with_optimizer_name(drawn_train))
     train = base
-    for settings in (overrides, drawn_settings):
+    for settings in (_with_optimizer_name(overrides), drawn_settings):
         if settings:
             plain = _TRAIN.dump_python(train)
             _merge(plain, settings)
@@ -371,6 +369,14 @@ def merged(base: Train, overrides: Mapping[str, Any], drawn: Mapping[str, Any]) 
             except ValidationError as error:
                 raise _invalid(error, plain, "train", Train) from None
     return train
+
+
+def _with_optimizer_name(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of ``train`` with a mapping for an optimizer that is given by its name."""
+    named = settings.get("optimizer")
+    if isinstance(named, str):
+        return {**settings, "optimizer": with_optimizer_name(named)}
+    return dict(settings)
 
 
 def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:

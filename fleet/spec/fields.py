@@ -71,6 +71,26 @@ class _Written:
         return text
 
 
+@dataclass(eq=False)
+class OrName:
+    """The schema of a section, or of a name that stands for it with its defaults.
+
+    Attributes:
+        names: the schemas of such names.
+        description: what the key means.
+    """
+
+    names: tuple[dict[str, Any], ...]
+    description: str
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        forms = [
+            {"type": "string", "anyOf": list(self.names)},
+            {"type": "object", **handler(core_schema)},
+        ]
+        return {"oneOf": forms, "description": self.description}
+
+
 def _check_transform(item: Any) -> Any:
     parse_transform(item)
     return item
@@ -137,19 +157,21 @@ Monitor = Annotated[
 ]
 _OPTIMIZERS = list(dict.fromkeys((*OPTIMIZERS, *TORCH_OPTIMIZERS)))
 _OPTIMIZER = "an optimizer of Keras or PyTorch"
+_OPTIMIZER_NAMES: tuple[dict[str, Any], ...] = (
+    {"title": _OPTIMIZER, "enum": _OPTIMIZERS},
+    {"title": _OPTIMIZER, "type": "string", "pattern": _in_any_case(_OPTIMIZERS)},
+    IMPORT_PATH,
+)
 OptimizerName = Annotated[
     str,
     BeforeValidator(_optimizer_name),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"title": _OPTIMIZER, "enum": _OPTIMIZERS},
-                {"title": _OPTIMIZER, "type": "string", "pattern": _in_any_case(_OPTIMIZERS)},
-                IMPORT_PATH,
-            ]
-        }
-    ),
+    WithJsonSchema({"anyOf": list(_OPTIMIZER_NAMES)}),
 ]
+OR_OPTIMIZER_NAME = OrName(
+    _OPTIMIZER_NAMES,
+    "The optimizer: its name, like adam, which stands for its defaults, or a mapping with the keys "
+    "of `train.optimizer`.",
+)
 _TRACKERS = ("mlflow", "wandb", "optuna")
 TrackItem = Annotated[
     dict[Literal[_TRACKERS], str | None],  # type: ignore[valid-type]

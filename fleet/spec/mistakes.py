@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from fleet.spec.engine_keys import Problem
+from fleet.spec.meant_keys import find_meant_key, keys_of, sections_in
 from fleet.spec.schema import Document
 from fleet.spec.train import Train
 
@@ -44,7 +43,7 @@ def explain(
             keys, wrong, right = _split_message(item["msg"].removeprefix("Value error, "))
             path += keys
         else:
-            wrong, right = _wrong_and_right(item, path, _section_at(owner, path[:-1], content))
+            wrong, right = _wrong_and_right(item, path, owner, content, prefix)
         rights = rights_by_mistake.setdefault(((*prefix, *path), wrong), [])
         if right and right not in rights:
             rights.append(right)
@@ -57,19 +56,29 @@ def _split_message(message: str) -> tuple[tuple[str, ...], str, str]:
     """Split a message about `train` into its keys, what is wrong, and what would be right."""
     location, _, text = message.partition(": ")
     keys = tuple(location.split("."))
-    if keys[0] not in _keys(Train):
+    if keys[0] not in keys_of(Train):
         keys = ()
         text = message
     wrong, _, right = text.partition("; ")
     return keys, wrong, right
 
 
-def _wrong_and_right(item: ErrorDetails, path: tuple, owner: Any) -> tuple[str, str]:
+def _wrong_and_right(
+    item: ErrorDetails, path: tuple, root: type, content: Any, prefix: tuple
+) -> tuple[str, str]:
     """Describe what is wrong at a key path of a section, and what would be right."""
+    owner = _section_at(root, path[:-1], content)
     if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"unknown key {path[-1]!r}", _valid_keys(owner, str(path[-1]))
+        word = str(path[-1])
+        for step in path[:-1]:
+            content = content[step]
+        meant, is_certain = find_meant_key(
+            word, (*prefix, *path[:-1]), owner, content, root is Document
+        )
+        hint = f"did you mean {meant}? " if meant else ""
+        return f"unknown key {word!r}", (hint if is_certain else hint + _valid_keys(owner)).strip()
     if item["type"] == "missing":
-        return "is missing", _valid_keys(owner, "")
+        return "is missing", _valid_keys(owner)
     message = item["msg"].removeprefix("Value error, ")
     for pattern, replacement in _IN_YAML:
         message = re.sub(pattern, replacement, message)
@@ -114,42 +123,27 @@ def _section_at(owner: Any, path: Sequence[Any], content: Any) -> Any:
     """
     sections = [owner]
     for step in path:
-        setting = _keys(_best_section(sections, content)).get(step)
+        setting = keys_of(_best_section(sections, content)).get(step)
         if setting is not None:
-            sections = list(_sections_in(setting.annotation))
+            sections = list(sections_in(setting.annotation))
         content = content[step] if _has(content, step) else None
     return _best_section(sections, content)
 
 
 def _best_section(sections: Sequence[Any], content: Any) -> Any:
     keys = set(content) if isinstance(content, Mapping) else set()
-    return max(sections, key=lambda section: len(keys & set(_keys(section))), default=None)
+    return max(sections, key=lambda section: len(keys & set(keys_of(section))), default=None)
 
 
-def _keys(section: Any) -> Mapping[Any, FieldInfo]:
-    """Return the keys of a section; none for anything else."""
-    return getattr(section, "__pydantic_fields__", {})
-
-
-def _sections_in(annotation: Any) -> Iterator[Any]:
-    """Yield the sections among the values that an annotation allows."""
-    if _keys(annotation):
-        yield annotation
-    for part in get_args(annotation):
-        yield from _sections_in(part)
-
-
-def _valid_keys(owner: Any, wrong: str) -> str:
-    """List the keys of a section with their defaults; the closest one first."""
+def _valid_keys(owner: Any) -> str:
+    """List the keys of a section with their defaults."""
     if owner is None:
         return ""
     keys = []
-    for name, setting in _keys(owner).items():
+    for name, setting in keys_of(owner).items():
         default = setting.get_default(call_default_factory=True)
         plain = isinstance(default, bool | int | float | str | tuple) and default not in ("", ())
         keys.append(f"{name} ({default})" if plain and name != "transforms" else name)
-    close = difflib.get_close_matches(wrong, _keys(owner), n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
     if keys:
-        return f"{hint}valid keys: {', '.join(keys)}"
+        return f"valid keys: {', '.join(keys)}"
     return "there are no keys here"

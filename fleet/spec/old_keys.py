@@ -1,9 +1,10 @@
-"""Read the old keys of specs as the new ones for one release, with a notice for each."""
+"""Read old, other and short names of keys: old ones for one release, with a notice for each."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import yaml
@@ -11,6 +12,7 @@ import yaml
 from fleet.errors import SpecMistake
 from fleet.spec.dimensions import is_bounds
 from fleet.spec.origin import Origin, is_below
+from fleet.spec.section import plain
 from fleet.units import renaming_notice
 
 # Old key -> new key, with the values if these differ as well.
@@ -49,6 +51,15 @@ ALIASES = {
     "train.optimizer.learning_rate.lr": "train.optimizer.learning_rate.initial_learning_rate",
 }
 
+# Short key -> the key that it stands for, below the same section. Both are right.
+SHORT_KEYS = {
+    "train.epochs": "train.stopping.max_epochs",
+    "train.batch_size": "train.batch.size",
+}
+
+# The short keys of `train`.
+SHORT_NAMES = frozenset(key.rpartition(".")[2] for key in SHORT_KEYS)
+
 # Sections that map dotted names to values or choices.
 _DOTTED = ("models.space", "models.grid", "search.space")
 
@@ -58,7 +69,8 @@ class _OldKey:
     """One old key.
 
     Attributes:
-        new: the new key, without its section.
+        new: the new key, without its section; that of a short key has the sections between, like
+            ``stopping.max_epochs``.
         text: old value -> the line of the table, as (old, new); None stands for any value.
         values: old value -> new value; empty if values stay.
         is_alias: whether the old name is right as well.
@@ -68,6 +80,11 @@ class _OldKey:
     text: dict[Any, tuple[str, str]] = field(default_factory=dict)
     values: dict[Any, Any] = field(default_factory=dict)
     is_alias: bool = False
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it stands for a key of a section below."""
+        return "." in self.new
 
 
 def _sections() -> dict[str, dict[str, _OldKey]]:
@@ -83,13 +100,22 @@ def _sections() -> dict[str, dict[str, _OldKey]]:
         entry.text[value] = (old, new.removeprefix(f"{section}."))
         if old_value:
             entry.values[value] = yaml.safe_load(new_value)
-    for alias, key in ALIASES.items():
+    for alias, key in (ALIASES | SHORT_KEYS).items():
         section, _, name = alias.rpartition(".")
-        sections.setdefault(section, {})[name] = _OldKey(key.rpartition(".")[2], is_alias=True)
+        new_key = key.removeprefix(f"{section}.")
+        sections.setdefault(section, {})[name] = _OldKey(new_key, is_alias=True)
     return sections
 
 
 _SECTIONS = _sections()
+_NO_OLD_KEY = _OldKey("")
+
+
+def _old_key(section: str, key: Any) -> _OldKey:
+    """Return the description of an old key; an empty one for any other key."""
+    return _SECTIONS.get(section, {}).get(key, _NO_OLD_KEY)
+
+
 _MADE_IN_CODE = Origin()
 
 
@@ -102,14 +128,14 @@ class Translation:
         content: the translated spec.
         notices: old key -> the notice about it.
         mistakes: keys that are given under both names, and values that an old key never had.
-        renamed: key path, as the user wrote it -> the new name of its last key.
+        renamed: key path, as the user wrote it -> the new name of its last key, as a key path.
     """
 
     origin: Origin
     content: Any = None
     notices: dict[str, str] = field(default_factory=dict)
     mistakes: list[SpecMistake] = field(default_factory=list)
-    renamed: dict[tuple, str] = field(default_factory=dict)
+    renamed: dict[tuple, tuple[str, ...]] = field(default_factory=dict)
 
     def translate(self, value: Any, path: tuple = (), section: str = "") -> Any:
         """Return a part of a spec in new keys.
@@ -126,8 +152,12 @@ class Translation:
             return type(value)(items)
         if not isinstance(value, Mapping):
             return value
-        result = {}
+        result: dict[Any, Any] = {}
+        short_keys = []
         for key in value:
+            if section not in _DOTTED and _old_key(section, key).is_short:
+                short_keys.append(key)
+                continue
             new, item = self._renew(value, key, (*path, key), section)
             if new is None:
                 continue
@@ -138,7 +168,40 @@ class Translation:
             if below in ("models.train", "models.search"):
                 below = new
             result[new] = self.translate(item, (*path, key), below)
+        for key in short_keys:
+            self._write_out(result, value[key], (*path, key), _old_key(section, key).new)
         return result
+
+    def _write_out(self, settings: dict[Any, Any], value: Any, path: tuple, meant: str) -> None:
+        """Put the value of a short key where the key that it stands for belongs.
+
+        Args:
+            settings: the other keys of its section, which change.
+            value: the value.
+            path: the key path of the short key, as the user wrote it.
+            meant: the dotted key path that it stands for, within the section.
+        """
+        *sections, last = meant.split(".")
+        for name in sections:
+            below = settings.get(name)
+            if is_dataclass(below):  # of a section that is made in code
+                below = plain(below)
+            if below is not None and not isinstance(below, Mapping):
+                return  # which is reported
+            settings[name] = settings = dict(below or {})
+        if last in settings and settings[last] != value:
+            line = self.origin.line((*path[:-1], *sections, last))
+            location = "" if line is None else f" on line {line}"
+            self.mistakes.append(
+                self.origin.mistake(
+                    path,
+                    f"{value!r} is given, but {meant} is {settings[last]!r}{location}",
+                    f"{path[-1]} is short for {meant}; leave one of them out",
+                )
+            )
+            return
+        settings[last] = value
+        self.renamed[path] = (*sections, last)
 
     def _translate_dimension(self, dimension: Any, path: tuple, name: str) -> Any:
         """Return the values of a space or a condition in new keys, with their own conditions."""
@@ -186,15 +249,15 @@ class Translation:
         if new in siblings:
             line = self.origin.line((*path[:-1], new))
             location = "is given" if line is None else f"is on line {line}"
-            is_alias = _SECTIONS.get(section, {}).get(key, _OldKey("")).is_alias
-            relation = "another name" if is_alias else "the old name"
+            is_right = _old_key(section, key).is_alias or key in ALIASES | SHORT_KEYS
+            relation = "another name" if is_right else "the old name"
             self.mistakes.append(
                 self.origin.mistake(
                     path, f"is {relation} of {new}, which {location} as well", f"only {new}"
                 )
             )
             return None, None
-        self.renamed[path] = new
+        self.renamed[path] = (new,)
         return new, value
 
     def _renew_dotted(self, name: str, path: tuple) -> str:
@@ -229,10 +292,10 @@ def with_new_keys(content: Any, origin: Origin = _MADE_IN_CODE, section: str = "
     translation = Translation(origin)
     translation.content = translation.translate(content, section=section)
     renamed = translation.renamed
-    lines = {
-        tuple(renamed.get(path[: depth + 1], step) for depth, step in enumerate(path)): line
-        for path, line in origin.lines.items()
-    }
+    lines: dict[tuple, int] = {}
+    for path, line in origin.lines.items():
+        steps = (renamed.get(path[: depth + 1], (step,)) for depth, step in enumerate(path))
+        lines[tuple(itertools.chain.from_iterable(steps))] = line
     translation.origin = replace(origin, lines=lines)
     return translation
 

@@ -20,6 +20,7 @@ from fleet.spec.fields import (
     NO_FLAG,
     AboveZero,
     Duration,
+    OrName,
     Positive,
     Repeats,
     named,
@@ -293,17 +294,6 @@ def _for(setting: str) -> str:
 RuleName = Annotated[str, named(RULES)]
 
 
-class _OrRuleName:
-    """The schema of a section, or of a rule's name."""
-
-    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
-        return {
-            "anyOf": [{"enum": list(RULES)}, IMPORT_PATH, handler(core_schema)],
-            "description": "The rule by which networks of the run are paused or pruned before they "
-            "finish: its name, which stands for its defaults, or a mapping.",
-        }
-
-
 @section
 class Prune:
     """The rule by which networks of the run are paused or pruned before they finish."""
@@ -373,7 +363,11 @@ def _with_rule_key(value: Any) -> Any:
 PruneOrRule = Annotated[
     Prune,
     BeforeValidator(_with_rule_key),
-    _OrRuleName(),
+    OrName(
+        ({"enum": list(RULES)}, IMPORT_PATH),
+        "The rule by which networks of the run are paused or pruned before they finish: its name, "
+        "which stands for its defaults, or a mapping.",
+    ),
 ]
 
 

@@ -16,6 +16,7 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from pydantic_core import ArgsKwargs
 
 from fleet.spec import fields as kinds
 from fleet.spec.by_target import (
@@ -29,6 +30,7 @@ from fleet.spec.by_target import (
 )
 from fleet.spec.fields import AboveZero, BelowOne, NotNegative, Positive, Real
 from fleet.spec.measures import FIELDS, Measure, check_measures, check_monitor, check_single_names
+from fleet.spec.old_keys import SHORT_NAMES, with_new_keys
 from fleet.spec.section import section
 from fleet.vocabulary.measures import UP, direction_of
 from fleet.vocabulary.schedules import schedule_schema
@@ -329,6 +331,19 @@ class Optimizer:
         return self
 
 
+def with_optimizer_name(value: Any) -> Any:
+    """Return the settings of an optimizer; its name alone stands for the defaults.
+
+    >>> with_optimizer_name("adam")
+    {'name': 'adam'}
+    """
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, Mapping | Optimizer):
+        raise ValueError("should be the name of an optimizer, like adam, or a mapping")
+    return value
+
+
 @section
 class Stopping:
     """When the training of a network ends: as soon as one of the conditions is met."""
@@ -425,7 +440,11 @@ class Train:
     """How networks are trained: batches, optimizer, and stopping."""
 
     batch: Batch = Batch()
-    optimizer: Optimizer = Optimizer()
+    optimizer: Annotated[
+        Optimizer,
+        BeforeValidator(with_optimizer_name),
+        kinds.OR_OPTIMIZER_NAME,
+    ] = Optimizer()
     stopping: Stopping = Stopping()
     loss: Loss | None = None
     """Loss: a Keras name, like mean_absolute_error, or the import path of your own function of
@@ -498,6 +517,20 @@ class Train:
     """Time limit for building the network, like 5min. In fleet check it also applies to the
     training step and to the export. A network that takes longer fails.
     """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_short_keys(cls, data: Any) -> Any:
+        """Read short keys of a section that is made in code; those of a file are read already."""
+        keys = data.kwargs if isinstance(data, ArgsKwargs) else data
+        if not isinstance(keys, Mapping) or not SHORT_NAMES & set(keys):
+            return data
+        translation = with_new_keys(keys, section="train")
+        if translation.mistakes:
+            raise ValueError(translation.mistakes[0].text)
+        if isinstance(data, ArgsKwargs):
+            return ArgsKwargs(data.args, translation.content)
+        return translation.content
 
     @property
     def single(self) -> TargetSettings:

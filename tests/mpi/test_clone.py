@@ -41,7 +41,7 @@ def test_clones_of_a_running_launch_start_warm_or_anew(tmp_path, ranks, capsys):
         assert capsys.readouterr().out.split() == ["a-clone2"]
         assert main(["clone", str(run), "b"]) == 2
         assert "no network named 'b'" in capsys.readouterr().err
-        with pytest.raises(UserError, match="did you mean learning_rate"):
+        with pytest.raises(UserError, match="did you mean train.optimizer.learning_rate"):
             running.clone("a", {"train.optimizer.learning_rat": 1.0})
     rows = {row.name: row for row in running.results()}
     assert {name: row.status for name, row in rows.items()} == dict.fromkeys(

@@ -74,7 +74,22 @@ def test_clone_translates_old_keys_and_may_leave_the_space(spec):
         ("net-0", {}, "net-0 stands for net-0-repeat1; name the one to clone"),
         ("cnn-1", {"name": "cnn-0"}, "has a network named 'cnn-0'"),
         ("cnn-1", {"name": "a b"}, "cannot name a network"),
-        ("cnn-1", {"values": {"train.optimizer.learning_rat": 1}}, "did you mean learning_rate"),
+        (
+            "cnn-1",
+            {"values": {"train.optimizer.learning_rat": 1}},
+            r"did you mean train\.optimizer\.learning_rate\?",
+        ),
+        (
+            "cnn-1",
+            {"values": {"learning_rate": 1}},
+            r"did you mean train\.optimizer\.learning_rate",
+        ),
+        ("cnn-1", {"values": {"epochs": 1}}, r"did you mean train\.epochs"),
+        (
+            "cnn-1",
+            {"values": {"train.epochs": 1, "train.stopping.max_epochs": 2}},
+            r"train\.epochs: is another name of train\.stopping\.max_epochs",
+        ),
         ("cnn-1", {"values": {"kernal": 1}}, "did you mean kernel"),
         ("cnn-1", {"values": {"kernel": "wide"}}, "args.kernel"),
         ("cnn-1", {"values": {"kernel": 3}, "is_warm": True}, "another architecture"),
