@@ -3,8 +3,8 @@
 python examples/plan.py
 """
 
-from scheduler.base import Cluster, Delta, Network, Options, Progress, RateTable
-from scheduler.ensemble.policies import POLICIES
+from fleet.scheduler.base import Cluster, Delta, Network, Options, Progress, RateTable
+from fleet.scheduler.ensemble.policies import POLICIES
 
 # samples/s on 1, 2, 3 and 4 GPUs: two fast networks, one of half their pace, one that is slow
 rates = RateTable(

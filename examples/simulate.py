@@ -3,10 +3,10 @@
 python examples/simulate.py
 """
 
-from scheduler.base import Cluster, Options
-from scheduler.ensemble.policies import POLICIES
-from scheduler.simulation.draw import generate
-from scheduler.simulation.ensemble import simulate
+from fleet.scheduler.base import Cluster, Options
+from fleet.scheduler.ensemble.policies import POLICIES
+from fleet.scheduler.simulation.draw import generate
+from fleet.scheduler.simulation.ensemble import simulate
 
 ensemble = generate(networks=30, seed=1)  # rates and epochs like those of the paper's networks
 cluster = Cluster.of(gpus=16, gpus_per_node=4)

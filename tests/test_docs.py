@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from fleet.__main__ import COMMANDS, FORMER_NAMES, make_parser
+from fleet.package_names import PACKAGES as SECOND_NAMES
 from fleet.run import parse_arguments
 from fleet.search import pruning
 from fleet.spec import Data, Document, load, parse
@@ -220,6 +221,8 @@ def absent(text):
 def is_there(name):
     """Return True if a dotted name is a module of FLEET, or something inside one."""
     parts = name.split(".")
+    if parts[0] == "fleet" and parts[1:2] and parts[1] in SECOND_NAMES:
+        parts = parts[1:]
     for length in range(len(parts), 0, -1):
         path = ROOT.joinpath(*parts[:length])
         file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")

@@ -36,7 +36,8 @@ _FAMILIES = (
 # All of the scheduler but the simulators.
 _SCHEDULER = f"scheduler.base scheduler.files scheduler.hulls scheduler.shares {_FAMILIES}"
 _BELOW_SPEC = (
-    "fleet fleet.errors fleet.gc_pause fleet.units fleet.terminal fleet.plugins fleet.vocabulary "
+    "fleet fleet.package_names fleet.errors fleet.gc_pause fleet.units fleet.terminal "
+    "fleet.plugins fleet.vocabulary "
     f"preprocess {_SCHEDULER}"
 )
 _SPEC = f"fleet.spec {_BELOW_SPEC}"
@@ -119,7 +120,8 @@ MAY_IMPORT = {
     "scheduler.reservation": _FAMILY,
     "scheduler.eviction": _FAMILY,
     "scheduler.simulation": _SCHEDULER,
-    "fleet": "",
+    "fleet": "fleet.package_names",
+    "fleet.package_names": "",
     "fleet.hooks": "fleet.errors",
     "fleet.errors": "",
     "fleet.gc_pause": "",

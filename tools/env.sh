@@ -130,7 +130,7 @@ if [ "${1:-}" = torch ] && ! is_done torch "$want"; then
     set_done torch "$want"
 fi
 
-want=$(fingerprint setup.cfg pyproject.toml)
+want=$(fingerprint setup.cfg setup.py pyproject.toml)
 if ! is_done project "$want"; then
     say "installing this project (editable)"
     "${pip[@]}" install --no-deps --no-build-isolation -e .

@@ -1,6 +1,6 @@
 """A custom batch system: Grid Engine, where a parallel environment `mpi` allocates whole nodes."""
 
-from launch.systems import System
+from fleet.launch.systems import System
 
 GRID_ENGINE = System(
     "grid engine",

@@ -3,9 +3,9 @@
 So the slowest network does not begin last.
 """
 
-from scheduler.base import Member, Round
-from scheduler.ensemble.costs import Costs
-from scheduler.ensemble.policies import Policy
+from fleet.scheduler.base import Member, Round
+from fleet.scheduler.ensemble.costs import Costs
+from fleet.scheduler.ensemble.policies import Policy
 
 
 def slowest_first(rates, progress, cluster, options):

@@ -5,8 +5,8 @@ A spec names it with `source: my_signals:waves` and `options: {count: 300}`.
 
 import numpy as np
 
-from preprocess.base import RandomAccess
-from preprocess.target import TargetSpec
+from fleet.preprocess.base import RandomAccess
+from fleet.preprocess.target import TargetSpec
 
 
 class Waves(RandomAccess):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from preprocess.base import RandomAccess
+from fleet.preprocess.base import RandomAccess
 
 
 class Arrays(RandomAccess):

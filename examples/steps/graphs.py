@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from preprocess.base import RandomAccess
+from fleet.preprocess.base import RandomAccess
 
 
 class Graphs(RandomAccess):

@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from preprocess.base import RandomAccess
+from fleet.preprocess.base import RandomAccess
 
 START = 256  # the token before the first byte of a sentence
 

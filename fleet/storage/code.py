@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.domain.network import Code
+from fleet.package_names import RESERVED_NAMES
 
-_OURS = frozenset({"fleet", "preprocess", "scheduler", "launch"})
+_OURS = frozenset({"fleet", *RESERVED_NAMES})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 

@@ -37,7 +37,7 @@ def pip(*words):
 def wheel(tmp_path_factory):
     """Build a wheel from a copy, since setuptools leaves a build folder beside its sources."""
     folder = tmp_path_factory.mktemp("wheel")
-    for name in (*PACKAGES, "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    for name in (*PACKAGES, "setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, folder / name)
     pip("wheel", str(folder), "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
@@ -62,7 +62,7 @@ def test_wheel_has_exactly_the_files_of_the_packages(wheel):
     with zipfile.ZipFile(wheel) as archive:
         inside = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert inside == {
-        path.relative_to(ROOT).as_posix()
+        ("" if package == "fleet" else "fleet/") + path.relative_to(ROOT).as_posix()
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
         if path.is_file() and not {"__pycache__", "containers"} & set(path.parts)
