@@ -55,7 +55,7 @@ from fleet.control.launch_state import LaunchConfig, PriorRates
 from fleet.control.measurement import RateMeasurement
 from fleet.domain.network import EpochRecord, StepRate
 from fleet.domain.run import RunState
-from fleet.monitor.view import make_view
+from fleet.monitor.live_view import make_view
 from fleet.runtime.admission import Admission
 from fleet.runtime.coordinator import Coordinator
 from fleet.runtime.external.tracking import Tracking

@@ -15,32 +15,101 @@ from typing import IO, Any
 from fleet.units import format_duration
 
 _UNBOUNDED = 10_000  # columns of a table that is never folded
+_GAP = 3  # between two columns of a table
 
 
-def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
-    """Print a table whose columns of numbers are aligned to the right."""
+def print_table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    title: str = "",
+    optional: Sequence[str] = (),
+) -> None:
+    """Print a table whose columns of numbers are aligned to the right.
+
+    Args:
+        headers: names of the columns.
+        rows: their cells.
+        title: a line above the table.
+        optional: columns to leave out, the first one first, if the terminal is too narrow for all.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     rows = [list(row) for row in rows]
-    table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left")
-    for column, header in enumerate(headers):
+    cells = [["" if value is None else brief(value) for value in row] for row in rows]
+    screen = terminal()
+    # Never fold a table in a batch log.
+    width = _UNBOUNDED if screen is None else terminal_width(screen)
+    visible, widths = fit_columns(headers, cells, width, optional)
+    table = Table(
+        title=title or None,
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        collapse_padding=True,
+    )
+    for column in visible:
         numeric = all(
             isinstance(row[column], int | float) or row[column] in ("", None) for row in rows
         )
-        table.add_column(header, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*("" if value is None else brief(value) for value in row))
-    screen = terminal()
-    # Never fold a table in a batch log.
-    Console(
+        table.add_column(
+            headers[column],
+            justify="right" if numeric else "left",
+            overflow="fold",
+            min_width=widths.get(column),
+        )
+    for row in cells:
+        table.add_row(*(row[column] for column in visible))
+    console = Console(
         highlight=False,
         markup=False,  # names may contain brackets
         emoji=False,
         force_terminal=screen is not None,
-        width=_UNBOUNDED if screen is None else terminal_width(screen),
-    ).print(table)
+        width=width,
+    )
+    console.print(table)
+    omitted = [header for column, header in enumerate(headers) if column not in visible]
+    if omitted:
+        console.print(f"Columns that do not fit: {', '.join(omitted)}.\n")
+
+
+def fit_columns(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], width: int, optional: Sequence[str] = ()
+) -> tuple[list[int], dict[int, int]]:
+    """Choose the columns of a table that fit a terminal.
+
+    Args:
+        headers, rows: texts of the table.
+        width: columns of the terminal.
+        optional: headers of columns to leave out as far as necessary, the first one first.
+
+    Returns:
+        The indices of the shown columns, and for each of them the width below which its words would
+        be broken; empty if words have to be broken.
+
+    >>> fit_columns(["name", "why"], [["net", "ten epochs"]], 9, ["why"])
+    ([0], {0: 4})
+    """
+    from rich.cells import cell_len
+
+    widths = [
+        max(
+            cell_len(word)
+            for text in (header, *(row[column] for row in rows))
+            for word in text.split() or [""]
+        )
+        for column, header in enumerate(headers)
+    ]
+    visible = list(range(len(headers)))
+
+    def fits() -> bool:
+        return sum(widths[column] + _GAP for column in visible) < width
+
+    for header in optional:
+        if fits():
+            break
+        visible = [column for column in visible if headers[column] != header]
+    return visible, {column: widths[column] for column in visible} if fits() else {}
 
 
 def print_any_name() -> None:
@@ -85,9 +154,18 @@ def terminal() -> IO[str] | None:
         return None
 
 
+def terminal_size(screen: IO[str]) -> tuple[int, int]:
+    """Return the numbers of columns and rows of a terminal; 80 x 24 if it does not say so."""
+    try:
+        columns, rows = os.get_terminal_size(screen.fileno())
+    except (OSError, ValueError):  # it has been closed, or is no terminal
+        columns = rows = 0
+    return columns or 80, rows or 24
+
+
 def terminal_width(screen: IO[str]) -> int:
     """Return the number of columns of a terminal."""
-    return os.get_terminal_size(screen.fileno()).columns or 80
+    return terminal_size(screen)[0]
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from fleet.monitor.search_summary import (
 )
 from fleet.prediction.ensembles import TABLE_NOTE, TABLE_TITLE, make_table
 from fleet.runtime.startup.fingerprint import find_data_changes
+from fleet.storage.leaderboard import least_columns
 from fleet.storage.network_leases import find_held_lease
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
@@ -129,7 +130,9 @@ def _keep_writing(paths: RunPaths, page: Path, every_s: float) -> None:
 def _print(report: RunReport, harvest_end: object | None) -> None:
     account = report.account
     headers, rows, left_out = best_rows(report.rows)
-    print_table(headers, rows, title=f"{report.name}: leaderboard")
+    print_table(
+        headers, rows, title=f"{report.name}: leaderboard", optional=least_columns(report.rows)
+    )
     for text in filter(None, (left_out, report.data_changes)):
         print(text)
     if report.ensembles:

@@ -13,9 +13,10 @@ from fleet.domain.events.search import USER
 from fleet.domain.run import RunNetwork, RunState
 from fleet.domain.run_launch import RunGroup
 from fleet.monitor.html import html_table
+from fleet.monitor.live_screen import progress_of
 from fleet.monitor.progress import Progress
 from fleet.storage.files import STDOUT, storage_errors, with_retries
-from fleet.terminal import brief, terminal, terminal_width
+from fleet.terminal import brief
 from fleet.units import format_duration
 from launch.errors import pluralize
 from scheduler.ensemble.policies import POLICIES
@@ -406,7 +407,7 @@ def describe_sharing(speedups: Sequence[float], device: str = "GPU") -> str:
 
 
 # Events that the live table shows; lines about all other events stay on the screen above it.
-_PASSING = (
+PASSING_EVENTS = (
     ev.RateMeasured,
     ev.TrainersReady,
     ev.RoundStarted,
@@ -425,8 +426,8 @@ def _format(number: float, form: str) -> str:
     return form.format(number)
 
 
-class LiveTable:
-    """A table of the networks that are training, made with rich.
+class LiveTitle:
+    """The title of a live view: what goes on, the time so far, and the time left.
 
     Args:
         run: the state of the run, which has already applied each event passed here.
@@ -440,17 +441,28 @@ class LiveTable:
         self._eta_at = 0.0
 
     def on_event(self, event: ev.Event) -> None:
-        """Update the table."""
+        """Update the title."""
         match event:
             case ev.RateMeasured():
                 self._title = format_event(event, self._run)
+            case ev.TrainersReady():
+                self._title = "all trainers are ready"
             case ev.RoundStarted():
                 self._title = f"round {event.round}"
             case ev.TimeLeftEstimated():
                 self._eta, self._eta_at = event, time.monotonic()
+            case ev.LaunchInterrupted():
+                self._title = "saving, then stopping (Ctrl-C again ends at once)"
+                self._eta = None
 
     def on_pace(self) -> None:
-        """Do nothing; the table reads the progress of networks when it is drawn."""
+        """Do nothing; the progress of networks is read when the view is drawn."""
+
+    @property
+    def title(self) -> str:
+        """The current title."""
+        seconds = format_duration(time.monotonic() - self._start)
+        return f"{self._title}, {seconds}{self._format_time_left()}"
 
     def _format_time_left(self) -> str:
         """Format the latest estimate minus the time since it was made."""
@@ -460,6 +472,10 @@ class LiveTable:
         low_s, high_s = (max(0.0, end - passed) for end in (self._eta.low_s, self._eta.high_s))
         return f"; ETA {_format_eta(low_s, high_s)}"
 
+
+class LiveTable(LiveTitle):
+    """A table of the networks that are training, made with rich."""
+
     def table(self) -> Any:
         """Return the current table."""
         from rich import box
@@ -467,8 +483,7 @@ class LiveTable:
 
         table = Table(
             *("network", "devices", "epochs", "", "loss", "val acc", "samples/s", "max time left"),
-            title=f"{self._title}, "
-            f"{format_duration(time.monotonic() - self._start)}{self._format_time_left()}",
+            title=self.title,
             title_justify="left",
             box=box.SIMPLE_HEAD,
         )
@@ -483,61 +498,24 @@ class LiveTable:
         """Return the cells of a network that is training."""
         from rich.progress_bar import ProgressBar
 
-        epochs = network.epochs
-        max_epochs = network.max_epochs
-        last = network.status.history[-1] if epochs else None
-        part = 0.0
-        samples_per_s = 0.0
-        epoch_samples = 1
-        if last is not None:
-            samples_per_s = last.samples / max(last.seconds, 1e-9)
-            epoch_samples = last.samples
-        elif self._run.launch is not None:
-            epoch_samples = self._run.launch.start.samples
-        pace = group.samples_per_s  # read once: another thread clears it when the epoch ends
-        if pace is not None:
-            part = group.samples / max(epoch_samples, group.samples, 1)
-            samples_per_s = pace
+        last = network.status.history[-1] if network.epochs else None
+        progress = progress_of(network, group, self._run)
         loss = accuracy = time_left = ""
         if last is not None:
             loss = _format(last.loss, "{:.4f}")
             accuracy = _format(last.val_accuracy, "{:.2%}")
-            time_left = format_duration((max_epochs - epochs - part) * last.seconds)
+        if progress.left_s is not None:
+            time_left = format_duration(progress.left_s)
+        completed = network.epochs + progress.part
         return [
-            ",".join(map(str, group.devices)),
-            f"{epochs}/{max_epochs}",
-            ProgressBar(total=max_epochs, completed=epochs + part, width=20),
+            progress.devices,
+            f"{network.epochs}/{network.max_epochs}",
+            ProgressBar(total=network.max_epochs, completed=completed, width=20),
             loss,
             accuracy,
-            f"{samples_per_s:.0f}",
+            f"{progress.samples_per_s:.0f}",
             time_left,
         ]
-
-
-class LiveView(LiveTable):
-    """A table that is redrawn several times a second; lines scroll above it.
-
-    Another thread draws it from the current state of the run.
-    """
-
-    def __init__(self, run: RunState, screen: IO[str]) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        super().__init__(run)
-        console = Console(file=screen, force_terminal=True, width=terminal_width(screen))
-        self._live = Live(console=console, get_renderable=self.table, refresh_per_second=4)
-        self._live.start()
-
-    def on_event(self, event: ev.Event) -> None:
-        """Update the table; print lines that should stay on the screen above it."""
-        if not isinstance(event, _PASSING) and (line := format_event(event, self._run)):
-            self._live.console.print(line, highlight=False)
-        super().on_event(event)
-
-    def close(self) -> None:
-        """Leave the last table on the screen."""
-        self._live.stop()
 
 
 class NotebookView(LiveTable):
@@ -577,16 +555,3 @@ class NotebookView(LiveTable):
         self._display.update(
             {"text/html": html_table(headers, rows), "text/plain": "results"}, raw=True
         )
-
-
-def make_view(run: RunState, plain: bool) -> PlainView | LiveView:
-    """Return the view that fits the output.
-
-    Args:
-        run: the state of the run.
-        plain: True for plain lines in any case.
-    """
-    screen = None if plain else terminal()
-    if screen is None:
-        return PlainView(run)
-    return LiveView(run, screen)

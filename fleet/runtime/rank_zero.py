@@ -16,9 +16,10 @@ from fleet.domain.events import EarlierRunRead, Event, LaunchOrigin, SearcherSta
 from fleet.errors import ExitStatus, UserError
 from fleet.export.trackers import target_paths
 from fleet.monitor.html import write_report
+from fleet.monitor.live_view import make_view
 from fleet.monitor.report import best_rows, read_report
 from fleet.monitor.tensorboard import TensorBoardObserver
-from fleet.monitor.view import format_event, make_view
+from fleet.monitor.view import format_event
 from fleet.prediction.ensembles import (
     EnsembleResult,
     find_joinable,
@@ -45,6 +46,7 @@ from fleet.runtime.watchdog import Watchdog
 from fleet.search.controller import SearchController, make_controller
 from fleet.storage.event_log import EventLog
 from fleet.storage.files import STDOUT, storage_errors
+from fleet.storage.leaderboard import least_columns
 from fleet.storage.lease import Lease
 from fleet.storage.results import NetworkResult, Status
 from fleet.terminal import print_table
@@ -114,7 +116,9 @@ class RankZero:
         sharing = find_run_sharing(launch.request.shares_run and lease is not None)
         self._sharing = sharing.join(launch, lease, self.results)
         self._events = EventLog(paths.events)
-        self._view = make_view(self._run, launch.request.plain)
+        self._view = make_view(
+            self._run, launch.request.plain, self.results.rows, spec.document.name
+        )
         self._tracking = Tracking(
             [] if launch.replayed else target_paths(spec.document.trackers, paths.root),
             paths,
@@ -316,7 +320,10 @@ class RankZero:
         rows = self.results.rows()
         headers, lines, left_out = best_rows(rows)
         print_table(
-            headers, lines, title=f"{self._launch.spec.document.name}: the best network first"
+            headers,
+            lines,
+            title=f"{self._launch.spec.document.name}: the best network first",
+            optional=least_columns(rows),
         )
         if left_out:
             print(left_out)

@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from fleet.storage.results import NetworkResult
+from fleet.storage.results import NetworkResult, Status
 
 SHOWN_PARAMETERS = 6  # maximum drawn parameters in the final table
+_LEAST = ("why", "params", "s", "acc", "loss", "best")
 _LONGEST_VALUE = 20  # maximum letters of a value
 
 
@@ -76,6 +77,18 @@ def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any
         ]
         for row in rows
     ]
+
+
+def least_columns(rows: Sequence[NetworkResult]) -> list[str]:
+    """Return columns that a narrow final table can do without, the least important one first."""
+    headers, _ = leaderboard(rows)
+    has_failed = any(row.status is Status.FAILED for row in rows)
+    score = next((name for name in ("val acc", "val loss") if name in headers), "")
+    parameters = short_names(varied_parameters(rows)[:SHOWN_PARAMETERS])
+    always = ["network", "status", "epochs", score, *parameters, *(["why"] if has_failed else [])]
+    first = [name for name in _LEAST if name in headers and name not in always]
+    further = [name for name in reversed(headers) if name not in (*first, *always)]
+    return [*first, *further, *reversed(parameters)]
 
 
 def varied_parameters(rows: Sequence[NetworkResult]) -> list[str]:

@@ -1,10 +1,11 @@
 """Tables and progress lines on terminals and in logs."""
 
 import io
+import re
 
 import pytest
 
-from fleet.terminal import ProgressLine, print_any_name, print_table
+from fleet.terminal import ProgressLine, fit_columns, print_any_name, print_table
 from tests.fakes import Clock
 
 
@@ -54,3 +55,26 @@ def test_print_any_name_escapes_in_any_encoding(monkeypatch):
     stdout.flush()
     rows = stdout.buffer.getvalue().split()
     assert {b"caf\\xe9", b"[red]", b"\\udce9"} <= set(rows)
+
+
+HEADERS = ["network", "val acc", "learning_rate", "params", "why"]
+CELLS = [["softmax-0", "0.9", "0.05", "1234", "ten epochs"]]
+LEAST = ["why", "params", "learning_rate"]
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [(200, [0, 1, 2, 3, 4]), (48, [0, 1, 2, 3]), (40, [0, 1, 2]), (30, [0, 1]), (5, [0, 1])],
+)
+def test_table_leaves_out_the_least_columns_first(width, columns):
+    assert fit_columns(HEADERS, CELLS, width, LEAST)[0] == columns
+
+
+def test_narrow_table_breaks_no_words_and_names_omitted_columns(monkeypatch, capsys):
+    monkeypatch.setattr("fleet.terminal.terminal", io.StringIO)
+    monkeypatch.setattr("fleet.terminal.terminal_width", lambda screen: 40)
+    print_table(HEADERS, CELLS, optional=LEAST)
+    out = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    assert "learning_rate" in out
+    assert "Columns that do not fit: params, why." in out
+    assert all(len(line) <= 40 for line in out.splitlines() if "Columns" not in line)

@@ -3,6 +3,7 @@
 import errno
 import io
 import math
+import re
 from dataclasses import replace
 from typing import get_args
 
@@ -12,7 +13,11 @@ from fleet.domain import events as ev
 from fleet.domain.network import EpochRecord, EvaluationResult, NetworkStatus
 from fleet.domain.run import RunState
 from fleet.errors import StorageError
-from fleet.monitor.view import LiveView, PlainView, format_event
+from fleet.monitor import live_view
+from fleet.monitor.live_view import LiveView
+from fleet.monitor.view import PlainView, format_event
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import Results
 from scheduler.base import Delta
 from tests.fleet.histories import spec
 from tests.refusals import refused
@@ -351,82 +356,128 @@ def test_plain_view_prints_a_dated_line_per_event(run):
     assert all(line.startswith("[") and " s] " in line for line in lines)
 
 
-def test_live_table_follows_networks(run, monkeypatch):
-    monkeypatch.setattr("fleet.monitor.view.terminal_width", lambda screen: 120)
-    screen = io.StringIO()
-    view = ViewedRun(run, LiveView(run, screen))
+class Terminal(io.StringIO):
+    """A terminal whose size may change."""
 
-    def screen_text():
-        view.view._live.refresh()
-        return screen.getvalue().split("network")[-1]
+    size = (120, 30)
 
-    try:
-        first_epoch = [event for event, _ in EVENTS].index(EPOCH)
-        for event, _ in EVENTS[:first_epoch]:
-            view.on_event(event)
-        assert "0/9" in screen_text()
-        view.on_event(EPOCH)
-        view.on_pace("a", 300, 50.0)
-        view.on_pace("unknown", 300, 50.0)
-        assert "2/9" in screen_text()
-        assert "87.50%" in screen_text()
-        view.on_event(ev.GroupStopped("a", 0.1))
-        assert "2/9" not in screen_text()
-        for event, _ in EVENTS[first_epoch + 3 :]:
-            view.on_event(event)
-    finally:
-        view.view.close()
-    assert "a FAILED: no room" in screen.getvalue()
-    warnings = [line for _, line in EVENTS if line.startswith("WARNING")]
-    assert [line for line in warnings if line[:60] not in screen.getvalue()] == []
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setattr(live_view, "terminal_size", lambda screen: screen.size)
+    monkeypatch.setattr(live_view, "_REFRESH_S", 1000.0)  # only the tests draw
+    monkeypatch.setattr(live_view, "_READ_S", 0.0)
+    monkeypatch.setattr(live_view, "_READ_SHARE", 1e9)
+    return Terminal()
+
+
+class LiveRun(ViewedRun):
+    """A run with a live view."""
+
+    def __init__(self, run, terminal, tmp_path):
+        self.terminal = terminal
+        results = Results(run._spec, RunPaths(tmp_path), run)
+        super().__init__(run, LiveView(run, terminal, results.rows, "digits"))
+
+    def text(self):
+        """Draw the screen, and return what was written for it."""
+        before = len(self.terminal.getvalue())
+        self.view.draw()
+        return self.terminal.getvalue()[before:]
+
+
+@pytest.fixture
+def live(run, terminal, tmp_path):
+    """Return a live view of a network with four epochs in an earlier launch."""
+    run.restore({"a": NetworkStatus(tuple(epoch(epoch=number).record for number in range(1, 5)))})
+    view = LiveRun(run, terminal, tmp_path)
+    view.on_event(START)
+    yield view
+    view.view.close()
 
 
 GROUP = ev.GroupStarted("a", (0,), stream_epoch=3, round=1)
 
 
-@pytest.fixture
-def live(run, monkeypatch):
-    """Return a live view of a network with four epochs in an earlier launch, and its table."""
-    monkeypatch.setattr("fleet.monitor.view.terminal_width", lambda screen: 120)
-    screen = io.StringIO()
-    run.restore({"a": NetworkStatus(tuple(epoch(epoch=number).record for number in range(1, 5)))})
-    view = ViewedRun(run, LiveView(run, screen))
-    view.on_event(START)
-
-    def screen_text():
-        view.view._live.refresh()
-        return screen.getvalue().split("network")[-1]
-
-    yield view, screen_text
-    view.view.close()
-
-
-def test_live_table_continues_epochs_of_resumed_network(live):
-    view, screen_text = live
-    view.on_event(GROUP)
-    assert "4/9" in screen_text()
-    view.on_event(epoch(epoch=5))
+def test_live_view_follows_networks(run, terminal, tmp_path):
+    run.restore({"a": NetworkStatus((epoch(epoch=1).record,))})
+    view = LiveRun(run, terminal, tmp_path)
+    first_epoch = [event for event, _ in EVENTS].index(EPOCH)
+    for event, _ in EVENTS[:first_epoch]:
+        if not isinstance(event, ev.NetworkAdded):
+            view.on_event(event)
+    assert "1/9" in view.text()
+    view.on_event(EPOCH)
+    view.on_pace("a", 300, 50.0)
+    view.on_pace("unknown", 300, 50.0)
+    text = view.text()
+    assert "2/9" in text
+    assert "87.50%" in text
+    assert "1 training" in text
     view.on_event(ev.GroupStopped("a", 0.1))
-    view.on_event(GROUP)
-    assert "5/9" in screen_text()
-    view.on_event(ev.GroupFailed("a", 3, 0))
-    view.on_event(GROUP)
-    assert "3/9" in screen_text()
+    assert "0 training, 1 waiting" in view.text()
+    for event, _ in EVENTS[first_epoch + 3 :]:
+        view.on_event(event)
+    view.view.close()
+    assert "a FAILED: no room" in terminal.getvalue()
+    warnings = [line for _, line in EVENTS if line.startswith("WARNING")]
+    assert [line for line in warnings if line[:60] not in terminal.getvalue()] == []
 
 
-def test_live_table_shows_progress_of_the_first_epoch(live):
-    view, screen_text = live
-    view.on_event(GROUP)
-    view.on_pace("a", 150, 50.0)
-    assert "9.5 s" in screen_text()  # of 2 s an epoch, 4.75 are left
+def test_live_view_continues_epochs_of_resumed_network(live):
+    live.on_event(GROUP)
+    assert "4/9" in live.text()
+    live.on_event(epoch(epoch=5))
+    live.on_event(ev.GroupStopped("a", 0.1))
+    live.on_event(GROUP)
+    assert "5/9" in live.text()
+    live.on_event(ev.GroupFailed("a", 3, 0))
+    live.on_event(GROUP)
+    assert "3/9" in live.text()
 
 
-def test_live_table_without_validation_shows_no_accuracy(live):
-    view, screen_text = live
-    view.on_event(GROUP)
-    view.on_event(epoch(val_loss=math.nan, val_accuracy=math.nan))
-    assert "0.5000" in screen_text()
-    assert "nan" not in screen_text()
+def test_live_view_shows_progress_of_the_first_epoch(live):
+    live.on_event(GROUP)
+    live.on_pace("a", 150, 50.0)
+    assert "9.5 s" in live.text()  # of 2 s an epoch, 4.75 are left
+
+
+def test_live_view_without_validation_shows_no_accuracy(live):
+    live.on_event(GROUP)
+    live.on_event(epoch(val_loss=math.nan, val_accuracy=math.nan))
+    text = live.text()
+    assert "0.5000" in text
+    assert "nan" not in text
+
+
+def test_live_view_follows_the_size_of_the_terminal(live):
+    live.on_event(GROUP)
+    live.on_event(ev.NetworkWarned("a", "its loss is not used"))
+    live.text()
+    assert "WARNING" not in live.text()  # it stands above the screen already
+    live.terminal.size = (40, 10)
+    text = live.text()
+    assert text.startswith("\x1b[H\x1b[2J")
+    assert "WARNING: a: its loss is not used" in text
+    visible = [re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", line) for line in text.split("\n")]
+    assert max(map(len, visible)) < 40
+    assert len(visible) <= 10
+
+
+def test_live_view_leaves_the_numbers_of_networks(live):
+    live.on_event(GROUP)
+    live.on_event(ev.NetworkFinished("a", "9 epochs", 9))
+    before = len(live.terminal.getvalue())
+    live.view.close()
+    assert "1 done, 0 training" in live.terminal.getvalue()[before:]
+    assert "epochs" not in live.terminal.getvalue()[before:].split("of 1")[1]
+
+
+def test_live_view_survives_a_closed_terminal(live):
+    live.terminal.close()
+    live.on_event(GROUP)
+    live.view.draw()
+    live.terminal = Terminal()
 
 
 class FullDisk(io.StringIO):
