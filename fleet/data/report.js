@@ -174,11 +174,11 @@ function chart(box, height, option, hits, {key = null, followsPointer = false} =
       const options = option();
       if (key !== null && zooms[key]) {
         const [[left, right], [low, high]] = zooms[key];
-        Object.assign(options.xAxis, {min: left, max: right});
-        Object.assign(options.yAxis, {min: low, max: high});
+        Object.assign(options.xAxis, {min: left, max: right, interval: undefined});
+        Object.assign(options.yAxis, {min: low, max: high, interval: undefined});
       }
       // Merged, the selection on the axes of parallel coordinates stays.
-      drawn.setOption({animation: false, textStyle: {color: theme.text}, ...options}, key === null ? {replaceMerge: "series"} : {notMerge: true});
+      drawn.setOption({animation: false, textStyle: {color: theme.text}, ...options}, key === null ? {replaceMerge: ["series", "dataZoom"]} : {notMerge: true});
       pixels = null;
     },
     resize() {
@@ -295,7 +295,7 @@ function valueAxis([low, high], isLog = false) {
   const span = high - low || Math.abs(high) || 1, unit = 10 ** Math.floor(Math.log10(span / 5));
   const step = [1, 2, 5, 10].map(factor => factor * unit).find(step => span / step <= 6);
   const clean = value => Number(value.toPrecision(12));
-  return {type: "value", min: clean(Math.floor(low / step) * step), max: clean(Math.ceil(high / step) * step), ...styled()};
+  return {type: "value", min: clean(Math.floor(low / step) * step), max: clean(Math.ceil(high / step) * step), interval: step, ...styled()};
 }
 
 // ---- learning curves -------------------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ function timeline(container, {unit, devices, seconds, bars}, only = null) {
     grid: {left: 44, right: 20, top: 8, bottom: 62},
     xAxis: {type: "value", min: 0, max: seconds, ...styled(), axisLabel: {color: theme.soft, formatter: "{value} s", showMaxLabel: false, hideOverlap: true}},
     yAxis: {type: "category", data: shown, inverse: true, axisTick: {show: false}, axisLine: {show: false}, axisLabel: {color: theme.soft}},
-    dataZoom: isPrinting() ? [] : [{type: "slider", bottom: 6, height: 18, filterMode: "weakFilter", showDataShadow: false,
+    dataZoom: isPrinting() ? [] : [{id: "time", type: "slider", bottom: 6, height: 18, filterMode: "weakFilter", showDataShadow: false,
                 labelFormatter: value => `${Math.round(value)} s`, textStyle: {color: theme.soft}}],
     series: [{type: "custom", clip: true, dimensions: ["begin", "device", "end"],
       encode: {x: [0, 2], y: 1}, data: items.map(([, device, begin, end]) => [begin, rows.get(device), end]),
