@@ -162,22 +162,23 @@ class ULFMWorld(MPIWorld):
 
     def finish(self) -> None:
         """Wait for all living ranks; rank 0 exits last."""
-        self.wait(self._all_delivered)
+        self.wait(self._delivers_last)
         if self.rank:
             self.send(0, _DONE_TAG, self.rank)
-            self.wait(lambda: self.receive(_DONE_TAG))
+            self.wait(lambda: self._delivers_last() and self.receive(_DONE_TAG))
             self.send(0, _DONE_TAG, self.rank)
         else:
             self._receive_from_all(_DONE_TAG)
             for rank in range(1, self.size):
                 self.send(rank, _DONE_TAG, True)
             self._receive_from_all(_DONE_TAG)
-        self.wait(self._all_delivered)
+        self.wait(self._delivers_last)
 
     def _receive_from_all(self, tag: int) -> None:
         received = {self.rank}
 
         def all_received() -> bool | None:
+            self._delivers_last()
             rank = self.receive(tag)
             if rank is not None:
                 received.add(rank)

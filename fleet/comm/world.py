@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from mpi4py import MPI
 
 from fleet.comm.group import MPIGroup
+from fleet.comm.messages import Tag
 from fleet.comm.protocols import LONGEST_S, World
 from launch.processes import started
 
@@ -66,6 +67,17 @@ class MPIWorld(World):
     def _all_delivered(self) -> bool | None:
         return all(map(self._is_delivered, self._pending)) or None
 
+    def _delivers_last(self) -> bool | None:
+        """Return True if the last messages of this rank were received, or None.
+
+        It receives and discards those of other ranks, for which no role waits any more: until then
+        MPI need not complete their sends.
+        """
+        for tag in Tag:
+            while self.receive(tag) is not None:
+                pass
+        return self._all_delivered()
+
     def check_for_deaths(self) -> None:
         """Do nothing: if a rank dies, `mpirun` ends this one as well."""
 
@@ -109,7 +121,9 @@ class MPIWorld(World):
         self.wait(lambda: barrier.Test() or None)
 
     def finish(self) -> None:  # noqa: D102
-        self.wait(self._all_delivered)
+        self.wait(self._delivers_last)
+        barrier = self.comm.Ibarrier()
+        self.wait(lambda: self._delivers_last() and (barrier.Test() or None))
         self._processes = self.allgather((self.host, os.getpid()))
 
     # ---- groups ----
