@@ -129,7 +129,9 @@ class Stream:
             group: the ranks that train the network.
             consumed: chunks of the ring that the network has consumed in its earlier epochs.
         """
-        if self._reader is not None:
+        if self._reader is not None and not self._reader.can_continue(epoch, start, group):
+            self._reader.leave()
+        elif self._reader is not None:
             # The reader detects deaths, because the ranks of a ring must do so together.
             try:
                 for batch_rows in self._augmented(

@@ -62,6 +62,10 @@ class Reader:
         """Stop reading."""
         self._need(NOT_READING)
 
+    def can_continue(self, epoch: Epoch, start: int, group: Group) -> bool:
+        """Return True if an epoch can be read from a sample on; collective over the group."""
+        return True
+
     def batches(  # noqa: D102
         self,
         epoch: Epoch,

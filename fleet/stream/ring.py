@@ -90,12 +90,10 @@ class RingReader(Reader):
     def batches(
         self, epoch: Epoch, start: int, batch: int, group: Group, consumed: Container[int] = ()
     ) -> Iterator[Batch]:
-        """Yield the batches of an epoch; ``start`` must be 0 in a ring."""
-        if start:
-            raise ValueError(f"a ring cannot start an epoch at sample {start}")
+        """Yield the batches of an epoch, from a sample at which the group can continue."""
         samples = self._samples
         path = list(epoch.path)
-        lacks = set(range(self._ring.shards))
+        lacks = set(range(self._ring.shards)) - set(map(self._ring.shard, path))
 
         def is_of_use(sequence: int) -> bool:
             return self._ring.shard(sequence) in lacks and sequence not in consumed
@@ -104,7 +102,11 @@ class RingReader(Reader):
         # the present chunk's position in the epoch
         begin = end = 0
         positions: Positions = range(0)  # in the present chunk
-        for first in range(0, samples, batch):
+        for sequence in path:
+            positions = self._positions(sequence)
+            begin = end
+            end = end + len(positions)
+        for first in range(start, samples, batch):
             last = min(first + batch, samples)
             own_rows = split_rows(first, last, group.rank, group.size)
             parts = []
@@ -119,9 +121,7 @@ class RingReader(Reader):
                 parts = [(inputs.copy(), targets.copy()) for inputs, targets in parts]
                 path.append(self._take(is_of_use, group, missed_chunks))
                 lacks.remove(self._ring.shard(path[-1]))
-                positions = self._select_positions(
-                    self._window.length(path[-1]), lambda: self._order.chunk(path[-1])[1]
-                )
+                positions = self._positions(path[-1])
                 begin = end
                 end = end + len(positions)
             inputs, targets = (
@@ -132,6 +132,19 @@ class RingReader(Reader):
                 inputs, targets, last - first, last, last == samples, latest, len(missed_chunks)
             )
         self.leave()
+
+    def can_continue(self, epoch: Epoch, start: int, group: Group) -> bool:
+        """Return True if all ranks of the group hold the chunk in which it stopped."""
+        if not start:
+            return True
+        holds = bool(epoch.path) and self._window.holds(self._reader, epoch.path[-1])
+        return all(group.allgather(holds))
+
+    def _positions(self, sequence: int) -> Positions:
+        """Return the positions in a chunk that this network reads."""
+        return self._select_positions(
+            self._window.length(sequence), lambda: self._order.chunk(sequence)[1]
+        )
 
     def _part(self, sequence: int, positions: Positions) -> tuple[np.ndarray, np.ndarray]:
         start = self._window.rows(sequence).start

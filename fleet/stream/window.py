@@ -185,6 +185,10 @@ class Window:
         fence()  # after the reads of earlier chunks
         self.cursors[reader] = sequence
 
+    def holds(self, reader: int, sequence: int) -> bool:
+        """Return True if a reader holds the complete chunk ``sequence`` in its slot."""
+        return bool(self.cursors[reader] == sequence) and self.has(sequence)
+
     def fastest_reader(self) -> int | None:
         """Return the largest cursor of this node's readers; None if none reads."""
         cursors = self.cursors[:-1].copy()  # read once, because readers change them at any time

@@ -1,5 +1,6 @@
 """Whole runs that are interrupted and resumed."""
 
+import dataclasses
 import time
 from collections import Counter
 
@@ -106,6 +107,23 @@ def test_interrupted_epoch_sums_the_time_of_its_parts(folders, monkeypatch, chec
     (record,) = runner.history("n0")
     assert 0.3 <= record.seconds < spent
     assert 0 < record.waited_s < record.seconds
+
+
+@pytest.mark.parametrize("spare_slots", [0, 5])
+def test_group_reads_the_ring_on_after_a_checkpoint(folders, spare_slots):
+    runner = shaky(
+        folders(),
+        failures=0,
+        retries=0,
+        epochs=2,
+        data={"order": "ring", "shards": 3},
+        checkpoint={"every": "0.001s"},
+        gpus=2,
+        policy="local",
+    )
+    runner.case = dataclasses.replace(runner.case, spare_slots=spare_slots)
+    assert runner.launch() is ExitStatus.OK
+    runner.check_epochs()
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
