@@ -156,6 +156,8 @@ class RankZero:
             self._sharing,
         )
         self._sharing.start()
+        self._ending = threading.Lock()
+        self._end_status: int | None = None
         self._watchdog = Watchdog(
             world, interruption, lambda: self.coordinator.status, self._end_stuck
         )
@@ -289,7 +291,16 @@ class RankZero:
         self._world.end_all_ranks(int(status))
 
     def end(self) -> int:
-        """Write and print the results; returns the exit status."""
+        """Write and print the results; returns the exit status.
+
+        The main thread and the watchdog's may both call it; the second call waits for the first.
+        """
+        with self._ending:
+            if self._end_status is None:
+                self._end_status = self._write_end()
+        return self._end_status
+
+    def _write_end(self) -> int:
         if not self.coordinator.is_cut:
             self._watchdog.stop()
         self._rates.close(self._run.launch)

@@ -232,9 +232,19 @@ def pinned_folder(path: Path) -> Iterator[None]:
     _pinned.folder = path.parent, descriptor
     try:
         yield
+        sync_folder(descriptor)
     finally:
         _pinned.folder = None
         os.close(descriptor)
+
+
+def sync_folder(descriptor: int) -> None:
+    """Write the names in an open folder to the disk, if its file system can.
+
+    Otherwise a crash of the storage may bring back the files that were there before, or none.
+    """
+    with suppress(OSError):
+        os.fsync(descriptor)
 
 
 def _open_folder(folder: Path) -> int:

@@ -16,15 +16,8 @@ _LEAST = ("why", "params", "s", "acc", "loss", "best")
 _LONGEST_VALUE = 20  # maximum letters of a value
 
 
-def leaderboard(
-    rows: Sequence[NetworkResult], parameters: int = SHOWN_PARAMETERS
-) -> tuple[list[str], list[list[Any]]]:
-    """Return headers and rows of the final table.
-
-    Args:
-        rows: the networks, in order.
-        parameters: maximum number of drawn parameters with a column.
-    """
+def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any]]]:
+    """Return headers and rows of the final table."""
 
     def format_value(row: NetworkResult, name: str) -> str:
         value = row.value(name)
@@ -53,7 +46,7 @@ def leaderboard(
     ]
     has_children = any(row.parent for row in rows)
     has_violations = any(row.violates for row in rows)
-    varied = varied_parameters(rows)[:parameters]
+    varied = varied_parameters(rows)[:SHOWN_PARAMETERS]
     headers = [
         "network",
         "status",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ import numpy as np
 from fleet.errors import CheckpointError, DamagedError
 from fleet.storage.files import atomic_write
 from preprocess.files.deferred_errors import DeferredErrorFile
+from preprocess.transient_errors import PAUSES_S, is_transient
 
 # The checksum of the remaining user block, the checksum of everything after it, and the sizes of
 # both in bytes.
@@ -74,7 +76,7 @@ def write_verified(
 def read_verified(
     path: Path, with_arrays: bool = True, read: Callable[[bytes], Any] = json.loads
 ) -> tuple[dict[str, np.ndarray], Any]:
-    """Read arrays and a record.
+    """Read arrays and a record; retry transient errors of the file system.
 
     Args:
         path: path of the file.
@@ -85,20 +87,31 @@ def read_verified(
         DamagedError: a byte differs from what was written.
         CheckpointError: the file system cannot read the file.
     """
-    try:
-        with open(path, "rb") as file:
-            record = read(_read_block(path, file, with_arrays))
-        if not with_arrays:
-            return {}, record
-        # The file never changes, and locks may be unavailable.
-        with h5py.File(path, "r", locking=False) as content:
-            return {
-                name.replace("\\", "/"): dataset[()] for name, dataset in content["arrays"].items()
-            }, record
-    except (OSError, LookupError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
-        ) from error
+    for pause_s in (*PAUSES_S, None):
+        try:
+            return _read_once(path, with_arrays, read)
+        except (OSError, LookupError, RuntimeError) as error:
+            if pause_s is None or not is_transient(error):
+                raise CheckpointError(
+                    f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+                ) from error
+        time.sleep(pause_s)
+    raise AssertionError("the last try returns or raises")
+
+
+def _read_once(
+    path: Path, with_arrays: bool, read: Callable[[bytes], Any]
+) -> tuple[dict[str, np.ndarray], Any]:
+    with open(path, "rb") as file:
+        record = read(_read_block(path, file, with_arrays))
+    if not with_arrays:
+        return {}, record
+    # The file never changes, and locks may be unavailable.
+    with h5py.File(path, "r", locking=False) as content:
+        arrays = {
+            name.replace("\\", "/"): dataset[()] for name, dataset in content["arrays"].items()
+        }
+    return arrays, record
 
 
 def _read_block(path: Path, file: IO[bytes], with_arrays: bool) -> bytes:

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -157,8 +158,9 @@ class CheckpointWriter:
             if is_written:
                 record_export(self._paths, name, lookup.state, self.fence(name))
         finally:
-            fresh.unlink(missing_ok=True)
-            note.unlink(missing_ok=True)
+            for left_over in (fresh, note):
+                with suppress(OSError):  # the export, or its error, says more
+                    left_over.unlink(missing_ok=True)
         remove(self._paths.previous(name))  # not needed any more
         return lookup.damage
 
@@ -214,7 +216,7 @@ class CheckpointWriter:
         last = self._paths.last(name)
         fence = self.fence(name)
         if self._settings.keep == "last" and name not in self._without_best:
-            best.unlink(missing_ok=True)  # of a launch that kept it
+            remove(best)  # of a launch that kept it
             self._without_best.add(name)
         with pinned_folder(last):
             # before `last`, whose history says that this epoch is the best

@@ -1,9 +1,14 @@
 """Notes on exports: which checkpoint was exported."""
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
 
 from fleet.domain.network import TrainingState
 from fleet.spec import Checkpoint, Stopping
+from fleet.storage import files
 from fleet.storage.checkpoint import is_exported
 from fleet.storage.paths import RunPaths
 from fleet.storage.writer import CheckpointWriter
@@ -71,3 +76,25 @@ def test_export_with_a_damaged_note_is_repeated(paths, content):
     export_network(paths, 0.5)
     paths.export_note("net").write_bytes(content)
     assert not is_exported(paths, "net", "best+last", ".keras")
+
+
+def test_removing_best_retries_transient_errors(paths, monkeypatch):
+    save_network(paths, 0.5)
+    errors = [OSError(errno.ESTALE, "stale")]
+    unlink = Path.unlink
+
+    def fails_once(path, *arguments, **options):
+        if path.name == "best.h5" and errors:
+            raise errors.pop()
+        unlink(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "unlink", fails_once)
+    save_network(paths, 0.5, 0.6, keep="last")
+    assert not paths.best("net").exists()
+
+
+def test_checkpoint_syncs_its_folder(paths, monkeypatch):
+    synced = []
+    monkeypatch.setattr(files, "sync_folder", lambda folder: synced.append(os.fstat(folder)))
+    save_network(paths, 0.5)
+    assert synced[-1].st_ino == paths.model("net").stat().st_ino

@@ -1,5 +1,6 @@
 """HDF5 files with checksums."""
 
+import errno
 import fcntl
 import json
 import os
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import CheckpointError, DamagedError, StorageError
+from fleet.storage import verified_hdf5
 from fleet.storage.verified_hdf5 import read_verified, write_verified
 from tests.examples import examples
 
@@ -149,3 +151,18 @@ def test_full_disk_anywhere_keeps_old_file_intact(
         written[-2],
     ]
     assert sorted(os.listdir(full_disk)) == ["file.h5", "previous.h5"]
+
+
+def test_read_verified_retries_transient_errors(path, monkeypatch):
+    errors = [OSError(errno.ESTALE, "stale"), OSError(errno.EIO, "broken")]
+    read_once = verified_hdf5._read_once
+
+    def fails_twice(*arguments):
+        if errors:
+            raise errors.pop()
+        return read_once(*arguments)
+
+    monkeypatch.setattr(verified_hdf5, "_read_once", fails_twice)
+    monkeypatch.setattr(verified_hdf5.time, "sleep", lambda seconds: None)
+    assert read_verified(path, with_arrays=False)[1] == RECORD
+    assert not errors
