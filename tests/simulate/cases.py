@@ -1,0 +1,314 @@
+"""What a seed means: the cluster, the spec, and which faults come when.
+
+Each kind of fault is on or off for a whole seed (swarm testing: A. Groce et al., "Swarm Testing",
+ISSTA 2012), because faults of one kind can hide those of another.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from tests.simulate.disk import Faults
+
+KINDS = (
+    "signal",
+    "kill rank",
+    "kill launcher",
+    "kill all",
+    "crash node",
+    "crash storage",
+    "walltime",
+    "freeze",
+    "slow ranks",
+    "late messages",
+    "disk errors",
+    "read errors",
+    "full disk",
+    "slow disk",
+    "lag",
+    "clocks",
+    "second launch",
+    "commands",
+)
+POLICIES = ("adaptive", "baseline", "local", "global", "elastic", "homogeneous")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happens to the cluster.
+
+    Attributes:
+        at_s: virtual seconds after the start of the launch that runs then.
+        kind: one of :data:`KINDS`.
+        target: a random number that chooses a rank or a node.
+        amount: a random number in [0, 1), for instance a duration.
+    """
+
+    launch: int
+    at_s: float
+    kind: str
+    target: int
+    amount: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A simulated run.
+
+    Attributes:
+        nodes, ranks_per_node: the allocation of each launch.
+        fault_tolerant: whether mpirun runs with ULFM.
+        content: the spec, without its output.
+        kinds: the kinds of faults.
+        events: the faults.
+        launches: number of launches that may meet faults; later ones meet none.
+        delay_s, late: latency of messages, and share of late ones.
+        stretch: longest factor on a poll's pause.
+        disk: what the disk does during launches with faults.
+        slow: slowest factor of a rank.
+        offsets: offsets of the clocks of nodes, in seconds.
+    """
+
+    seed: int
+    nodes: int
+    ranks_per_node: int
+    fault_tolerant: bool
+    content: dict[str, Any]
+    kinds: tuple[str, ...]
+    events: tuple[Event, ...] = ()
+    launches: int = 3
+    delay_s: float = 1e-3
+    late: float = 0.1
+    stretch: float = 8.0
+    disk: Faults = field(default_factory=Faults)
+    slow: float = 1.0
+    offsets: tuple[float, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks of a launch."""
+        return self.nodes * self.ranks_per_node
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the case as JSON values, without what is as in an undisturbed run."""
+        plain = asdict(Case(0, 1, 1, False, {}, ()))
+        values = {key: value for key, value in asdict(self).items() if value != plain[key]}
+        values["content"] = self.content
+        return values
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Case:
+        """Return the case of :meth:`to_json`."""
+        plain: dict[str, Any] = {
+            "seed": 0,
+            "nodes": 1,
+            "ranks_per_node": 1,
+            "fault_tolerant": False,
+            "kinds": (),
+        }
+        values = {**plain, **values}
+        disk = dict(values.pop("disk", {}))
+        for key in ("errors", "reads"):
+            disk[key] = {int(number): rate for number, rate in disk.get(key, {}).items()}
+        disk["fills"] = tuple(map(tuple, disk.get("fills", ())))
+        events = tuple(Event(**event) for event in values.pop("events", ()))
+        offsets = tuple(values.pop("offsets", ()))
+        return cls(**values, events=events, offsets=offsets, disk=Faults(**disk))
+
+    def describe(self) -> str:
+        """Describe the case in a few lines."""
+        content = self.content
+        return "\n".join(
+            [
+                f"seed {self.seed}: {self.nodes} nodes of {self.ranks_per_node} ranks"
+                + (", fault-tolerant" if self.fault_tolerant else ""),
+                f"  faults: {', '.join(self.kinds) or 'none'}",
+                *(f"  {event}" for event in self.events),
+                f"  disk: {self.disk}",
+                f"  models: {content['models']}",
+                f"  rest: { {key: value for key, value in content.items() if key != 'models'} }",
+            ]
+        )
+
+
+def make_case(seed: int) -> Case:
+    """Return the case of a seed."""
+    draw = random.Random(f"case {seed}")
+    kinds = tuple(kind for kind in KINDS if draw.random() < 0.25)
+    if draw.random() < 0.15:
+        kinds = ()
+    nodes = draw.choice((1, 1, 1, 2, 3))
+    ranks_per_node = draw.choice((1, 2, 3, 3, 4)) if nodes == 1 else draw.choice((2, 3, 4))
+    launches = draw.randint(1, 4)
+    return Case(
+        seed,
+        nodes,
+        ranks_per_node,
+        nodes * ranks_per_node > 1 and draw.random() < 0.4,
+        _content(draw, nodes, ranks_per_node),
+        kinds,
+        _events(draw, kinds, launches),
+        launches if kinds else 0,
+        late=draw.choice((0.05, 0.3)) if "late messages" in kinds else 0.01,
+        delay_s=draw.choice((1e-5, 1e-3, 1e-2)),
+        stretch=draw.choice((2.0, 8.0, 30.0)),
+        slow=draw.uniform(2, 20) if "slow ranks" in kinds else 1.0,
+        offsets=tuple(
+            draw.uniform(-100, 100) if "clocks" in kinds else 0.0 for _ in range(nodes + 1)
+        ),
+        disk=_disk(draw, kinds),
+    )
+
+
+def _content(draw: random.Random, nodes: int, ranks_per_node: int) -> dict[str, Any]:
+    ranks = nodes * ranks_per_node
+    samples = draw.randint(4, 40)
+    trainers = max(1, ranks - nodes)
+    models: list[dict[str, Any]] = []
+    for index in range(draw.randint(1, 4)):
+        minimum = draw.randint(1, min(2, trainers))
+        models.append(
+            {
+                "family": "softmax",
+                "name": f"n{index}",
+                "gpus": [minimum, draw.randint(minimum, trainers)],
+                "train": {
+                    "batch": {"size": draw.randint(2, max(2, samples // 2))},
+                    "stopping": {"max_epochs": draw.randint(1, 4)},
+                },
+            }
+        )
+    cache: dict[str, Any] = draw.choice(
+        (
+            {"cache": "none"},
+            {"cache": "memory"},
+            {"cache": "file"},
+            {"order": "ring", "shards": draw.randint(2, 9)},
+        )
+    )
+    return {
+        "seed": 5,
+        "models": models,
+        "max_deaths": 99,
+        "data": {
+            "source": "tests.sources:numbered",
+            "path": str(samples),
+            **cache,
+            "transforms": [
+                {"center_crop": {"size": [4, 4]}},
+                "tests.sources:noise",
+                {"scale": {"mean": 0.5, "std": 0.5}},
+            ],
+        },
+        "train": {"optimizer": {"learning_rate": 0.02, "momentum": 0.5}},
+        "schedule": {"policy": draw.choice(POLICIES)},
+        "checkpoint": {
+            "every": draw.choice((0.02, 0.1, 60.0)),
+            "keep": draw.choice(("best+last", "last")),
+        },
+        "resources": {"engine": "numpy", "preprocessors": "auto" if ranks == 1 else nodes},
+    }
+
+
+_EVENTS = {
+    "signal",
+    "kill rank",
+    "kill launcher",
+    "kill all",
+    "crash node",
+    "crash storage",
+    "walltime",
+    "freeze",
+    "second launch",
+    "commands",
+}
+
+
+def _events(draw: random.Random, kinds: tuple[str, ...], launches: int) -> tuple[Event, ...]:
+    events = []
+    for launch in range(launches):
+        for kind in kinds:
+            if kind in _EVENTS and draw.random() < 0.6:
+                at_s = draw.choice((0.1, 0.5, 1.0, 2.0)) * draw.random()
+                events.append(Event(launch, at_s, kind, draw.randrange(1000), draw.random()))
+    return tuple(events)
+
+
+def _disk(draw: random.Random, kinds: tuple[str, ...]) -> Faults:
+    faults = Faults()
+    rate = draw.choice((0.001, 0.01))
+    if "disk errors" in kinds:
+        numbers = draw.sample((errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT), 2)
+        faults = replace(faults, errors={number: rate for number in numbers})
+    if "read errors" in kinds:
+        faults = replace(faults, reads={draw.choice((errno.EIO, errno.ESTALE)): rate})
+    if "slow disk" in kinds:
+        faults = replace(faults, slow=draw.choice((0.01, 0.1)), slow_s=draw.choice((0.05, 3.0)))
+    if "lag" in kinds:
+        faults = replace(faults, lag_s=draw.choice((0.05, 1.0)))
+    if "full disk" in kinds:
+        begin = draw.random()
+        faults = replace(faults, fills=((begin, begin + draw.choice((0.5, 5.0, 40.0))),))
+    return faults
+
+
+def smaller(case: Case) -> list[tuple[str, Callable[[], Case]]]:
+    """Return simpler cases, the simplest first: (what is dropped, the case)."""
+    content = case.content
+    models = content["models"]
+    cases: list[tuple[str, Callable[[], Case]]] = []
+
+    def offer(dropped: str, **changes: Any) -> None:
+        cases.append((dropped, lambda: replace(case, **changes)))
+
+    if case.disk != Faults():
+        offer("all faults of the disk", disk=Faults())
+        no_faults = asdict(Faults())
+        for key, value in asdict(case.disk).items():
+            if value != no_faults[key]:
+                offer(f"disk.{key}", disk=replace(case.disk, **{key: no_faults[key]}))
+    for index in range(len(case.events)):
+        remaining = case.events[:index] + case.events[index + 1 :]
+        offer(f"event {case.events[index].kind}", events=remaining)
+    if case.launches > 1:
+        offer(
+            "the last launch with faults",
+            launches=case.launches - 1,
+            events=tuple(event for event in case.events if event.launch < case.launches - 1),
+        )
+    if case.nodes > 1:
+        offer("a node", nodes=case.nodes - 1)
+    if case.ranks_per_node > (1 if case.nodes == 1 else 2):
+        offer("a rank", ranks_per_node=case.ranks_per_node - 1)
+    if case.fault_tolerant:
+        offer("fault tolerance", fault_tolerant=False)
+    for index in range(len(models)):
+        if len(models) > 1:
+            offer(
+                f"network {models[index]['name']}",
+                content={**content, "models": models[:index] + models[index + 1 :]},
+            )
+        epochs = models[index]["train"]["stopping"]["max_epochs"]
+        if epochs > 1:
+            train = {**models[index]["train"], "stopping": {"max_epochs": epochs - 1}}
+            fewer = [*models[:index], {**models[index], "train": train}, *models[index + 1 :]]
+            offer(f"an epoch of {models[index]['name']}", content={**content, "models": fewer})
+        if models[index]["gpus"] != [1, 1]:
+            alone = [*models[:index], {**models[index], "gpus": [1, 1]}, *models[index + 1 :]]
+            offer(f"gpus of {models[index]['name']}", content={**content, "models": alone})
+    if case.kinds:
+        offer("names of kinds", kinds=())
+    if case.late > 0.01:
+        offer("late messages", late=0.01)
+    if case.slow > 1:
+        offer("slow ranks", slow=1.0)
+    if any(case.offsets):
+        offer("clock offsets", offsets=(0.0,) * len(case.offsets))
+    for key, plain in (("checkpoint", {}), ("schedule", {})):
+        if content[key] != plain:
+            offer(key, content={**content, key: plain})
+    return cases

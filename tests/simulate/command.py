@@ -1,0 +1,124 @@
+"""The command line of the simulation."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from tests.simulate import disk, mpi, stdlib
+from tests.simulate.cases import Case, make_case
+
+_now = time.perf_counter
+_write = sys.stdout.write
+_FOLDER = Path("/dev/shm")
+
+
+def _install() -> None:
+    """Replace what the simulation replaces, then import FLEET."""
+    import numpy  # noqa: F401 - before clocks are replaced
+
+    stdlib.install()
+    mpi.install()
+    disk.install()
+    from tests.simulate import product
+
+    product.install()
+
+
+def _say(text: str) -> None:
+    _write(f"{text}\n")
+    sys.__stdout__.flush()
+
+
+def main() -> int:
+    """Run the command; returns 1 if a seed fails."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulate", description=__doc__)
+    parser.add_argument("--seeds", default="0:100", metavar="A:B", help="seeds A to B - 1, or one")
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes")
+    parser.add_argument("--at", type=float, metavar="T", help="stop at T s and show who waits")
+    parser.add_argument("--trace", action="store_true", help="print each event")
+    parser.add_argument("--shrink", action="store_true", help="find a smaller case that fails")
+    parser.add_argument(
+        "--case", type=Path, action="append", help="a case that --shrink printed, instead of seeds"
+    )
+    parser.add_argument("--found", type=Path, metavar="DIR", help="write shrunk cases there")
+    parser.add_argument("--job", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    first, _, last = arguments.seeds.partition(":")
+    seeds = range(int(first), int(last) if last else int(first) + 1)
+    if arguments.jobs > 1:
+        return _in_parallel(arguments, seeds)
+    return _in_turn(arguments, seeds[arguments.job :: 1])
+
+
+def _in_parallel(arguments: argparse.Namespace, seeds: range) -> int:
+    size = -(-len(seeds) // arguments.jobs)
+    children = []
+    for job in range(arguments.jobs):
+        part = seeds[job * size : (job + 1) * size]
+        if part:
+            command = [sys.executable, "-m", "tests.simulate", "--job", str(job)]
+            command += ["--seeds", f"{part.start}:{part.stop}"]
+            children.append(subprocess.Popen(command))
+    return max([child.wait() for child in children], default=0)
+
+
+def _in_turn(arguments: argparse.Namespace, seeds: range) -> int:
+    _install()
+    from tests.simulate.run import simulate
+
+    root = _FOLDER / f"fleet-simulate-{arguments.job:03d}"
+    began = _now()
+    failed = 0
+    launches = 0
+    counts: Counter[str] = Counter()
+    if arguments.case:
+        read = [Case.from_json(json.loads(file.read_text())) for file in arguments.case]
+        cases = [replace(case, seed=case.seed + seed) for case in read for seed in seeds]
+    else:
+        cases = [make_case(seed) for seed in seeds]
+    for case in cases:
+        outcome = simulate(case, root, _say if arguments.trace else None, arguments.at)
+        launches += outcome.launches
+        counts.update(outcome.counts)
+        if arguments.at is not None:
+            _say(outcome.output)
+            _say(outcome.waiting)
+        if outcome.failure:
+            failed += 1
+            _say(f"seed {case.seed}, commit {_commit()}: {outcome.failure[:2500]}")
+            if len(cases) == 1 and not arguments.shrink:
+                _say(case.describe())
+                _say(outcome.waiting)
+                _say(outcome.output[-6000:])
+                _say("\n".join(outcome.history[-80:]))
+            if arguments.shrink:
+                _shrink(case, root, outcome.failure, arguments.found)
+    seconds = _now() - began
+    _say(
+        f"{len(cases)} seeds, {launches} launches, {failed} failed, {seconds:.1f} s, "
+        f"{launches / seconds:.2f} launches/s; {json.dumps(dict(counts.most_common()))}"
+    )
+    return int(failed > 0)
+
+
+def _shrink(case: Case, root: Path, failure: str, folder: Path | None) -> None:
+    from tests.simulate.shrink import shrink
+
+    small = shrink(case, root, failure, _say)
+    text = json.dumps(small.to_json(), indent=1)
+    _say(text)
+    if folder is not None:
+        (folder / f"{small.seed}.json").write_text(text + "\n")
+
+
+def _commit() -> str:
+    return subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    ).stdout.strip()

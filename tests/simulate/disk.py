@@ -1,0 +1,678 @@
+"""A simulated file system over a real folder in memory.
+
+The folder of a run is shared by all nodes; ``/dev/shm`` and ``/tmp`` belong to a node. Contents are
+real files, so libraries can read them. What a process has written survives its death. A crash of
+its node may lose or tear whatever it has not synced, and a crash of the storage also undoes changes
+of folders that have not reached the disk, in any order. Calls may be slow or fail, and a listing on
+another node may lag behind.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import errno
+import fcntl
+import io
+import os
+import posixpath
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.simulate import kernel as k
+
+COMMIT_S = 5.0  # after this time a change of a folder is on the disk without a sync
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+_TAKE_SPACE = {"write", "open", "mkdir", "link", "fsync"}
+_LOCAL = ("/dev/shm", "/tmp")
+
+_real: dict[str, Any] = {
+    name: getattr(os, name)
+    for name in (
+        "open",
+        "close",
+        "write",
+        "fsync",
+        "replace",
+        "rename",
+        "link",
+        "unlink",
+        "remove",
+        "mkdir",
+        "rmdir",
+        "listdir",
+        "scandir",
+        "stat",
+        "lstat",
+        "utime",
+        "statvfs",
+    )
+}
+_real_open = io.open
+_real_flock = fcntl.flock
+
+
+@dataclass
+class Faults:
+    """How a disk misbehaves.
+
+    Attributes:
+        errors: error numbers and their probabilities, for each call that changes something.
+        reads: the same for calls that read.
+        slow: probability that a call is slow.
+        slow_s: longest duration of a slow call.
+        lag_s: longest time until another node's listing shows a new name.
+        until_s: errors end at this time.
+        fills: (from, to) times at which the disk is full.
+    """
+
+    errors: dict[int, float] = field(default_factory=dict)
+    reads: dict[int, float] = field(default_factory=dict)
+    slow: float = 0.0
+    slow_s: float = 0.0
+    lag_s: float = 0.0
+    until_s: float = 0.0
+    fills: Sequence[tuple[float, float]] = ()
+
+
+@dataclass(eq=False)
+class _File:
+    """What is known of a file's content on the disk; None if it was never synced."""
+
+    synced: bytes | None
+    nodes: set[k.Node] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class _Change:
+    """A change of folders that a crash of the storage can undo."""
+
+    at_s: float
+    entries: tuple[str, ...]
+    undo: Callable[[], object]
+
+
+class Disk:
+    """The file systems of a cluster.
+
+    Args:
+        root: a folder in memory, for everything.
+    """
+
+    def __init__(self, kernel: k.Kernel, root: Path, faults: Faults) -> None:
+        self.kernel = kernel
+        self.root = root
+        self.shared = root / "shared"
+        self.faults = faults
+        self._files: dict[int, _File] = {}
+        self._changes: list[_Change] = []
+        self._new: dict[str, tuple[float, k.Node]] = {}
+        self._backups = 0
+        shutil.rmtree(root, ignore_errors=True)
+        self.shared.mkdir(parents=True)
+        (root / "backups").mkdir()
+
+    def remove(self) -> None:
+        """Delete everything."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    # ---- paths ----
+
+    def real_path(self, path: Any, folder: int | None = None) -> str | None:
+        """Return the real path of a simulated file; None if it is not simulated."""
+        if isinstance(path, int):
+            return self.path_of(path)
+        text = os.fspath(path)
+        if isinstance(text, bytes):
+            text = os.fsdecode(text)
+        if folder is not None and not text.startswith("/"):
+            base = self.path_of(folder)
+            return None if base is None else posixpath.join(base, text)
+        if not text.startswith("/"):
+            return None
+        text = posixpath.normpath(text)
+        root = str(self.root)
+        if text == root or text.startswith(root + "/"):
+            return text
+        process = self.kernel.process
+        for local in _LOCAL:
+            if text == local or text.startswith(local + "/"):
+                assert process is not None
+                base = f"{root}/{process.node.name}-{process.node.boot}{local}"
+                os.makedirs(base, exist_ok=True) if not os.path.isdir(base) else None
+                return base + text[len(local) :]
+        return None
+
+    def path_of(self, descriptor: int) -> str | None:
+        """Return the path of an open file below the root."""
+        try:
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:
+            return None
+        return path if path.startswith(str(self.root)) else None
+
+    def _is_shared(self, path: str) -> bool:
+        return path.startswith(str(self.shared))
+
+    # ---- faults ----
+
+    def before(self, call: str, path: str, changes: bool) -> None:
+        """Let a call take time, and perhaps fail.
+
+        Raises:
+            OSError: it fails.
+        """
+        kernel = self.kernel
+        kernel.check_alive()
+        if not self._is_shared(path):
+            return
+        faults = self.faults
+        random = kernel.random
+        if faults.slow and random.random() < faults.slow:
+            kernel.counts["slow call"] += 1
+            kernel.sleep(random.uniform(0, faults.slow_s), f"a slow {call}")
+        else:
+            kernel.pause()
+        is_full = any(begin <= kernel.now < end for begin, end in faults.fills)
+        if changes and is_full and call in _TAKE_SPACE:
+            kernel.counts["ENOSPC"] += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        if kernel.now >= faults.until_s:
+            return
+        for number, probability in (faults.errors if changes else faults.reads).items():
+            if number in _NO_SPACE and call not in _TAKE_SPACE:
+                continue
+            if random.random() < probability:
+                kernel.counts[errno.errorcode[number]] += 1
+                kernel.note(repr(kernel.process), f"{call} {path}: {errno.errorcode[number]}")
+                raise OSError(number, os.strerror(number), path)
+
+    # ---- contents ----
+
+    def opened_for_writing(self, descriptor: int, is_new: bool) -> None:
+        """Record that a file may differ from what is on the disk."""
+        number = os.fstat(descriptor).st_ino
+        file = self._files.get(number)
+        if file is None or is_new:
+            synced = None if is_new else Path(f"/proc/self/fd/{descriptor}").read_bytes()
+            file = self._files[number] = _File(synced)
+        assert self.kernel.process is not None
+        file.nodes.add(self.kernel.process.node)
+
+    def synced(self, descriptor: int) -> None:
+        """Record that a file's content is on the disk."""
+        file = self._files.get(os.fstat(descriptor).st_ino)
+        if file is not None:
+            file.synced = Path(f"/proc/self/fd/{descriptor}").read_bytes()
+            file.nodes.clear()
+
+    # ---- folders ----
+
+    def changed(self, entries: tuple[str, ...], undo: Callable[[], object]) -> None:
+        """Record a change of folders."""
+        if not all(map(self._is_shared, entries)):
+            return
+        now = self.kernel.now
+        self._changes = [change for change in self._changes if change.at_s > now - COMMIT_S]
+        self._changes.append(_Change(now, entries, undo))
+        process = self.kernel.process
+        if process is not None:
+            for entry in entries:
+                self._new[entry] = (now, process.node)
+
+    def backup(self, path: str) -> str | None:
+        """Link a file that is about to lose its name; None if there is none."""
+        self._backups += 1
+        link = f"{self.root}/backups/{self._backups}"
+        try:
+            _real["link"](path, link)
+        except OSError:
+            return None
+        return link
+
+    def is_listed(self, path: str) -> bool:
+        """Return False if this node does not list a new name yet."""
+        new = self._new.get(path)
+        process = self.kernel.process
+        if new is None or process is None or not self.faults.lag_s:
+            return True
+        at_s, node = new
+        if node is process.node:
+            return True
+        lag_s = (zlib.crc32(path.encode()) % 1000) / 1000 * self.faults.lag_s
+        return self.kernel.now >= at_s + lag_s
+
+    def synced_folder(self, path: str) -> None:
+        """Record that the names in a folder are on the disk."""
+        self._changes = [
+            change
+            for change in self._changes
+            if not any(posixpath.dirname(entry) == path for entry in change.entries)
+        ]
+
+    # ---- crashes ----
+
+    def crash_node(self, node: k.Node) -> None:
+        """Lose or tear what a node has written and not synced; all its processes have ended."""
+        self._lose(lambda file: node in file.nodes)
+
+    def crash_storage(self) -> None:
+        """Lose what was not synced by anyone, and undo changes of folders."""
+        random = self.kernel.random
+        now = self.kernel.now
+        changed_later: set[str] = set()
+        for change in reversed(self._changes):
+            undoes = change.at_s > now - COMMIT_S and random.random() < 0.5
+            if undoes and changed_later.isdisjoint(change.entries):
+                with contextlib.suppress(OSError):
+                    change.undo()
+                self.kernel.counts["undone change"] += 1
+            else:
+                changed_later.update(change.entries)
+        self._changes.clear()
+        self._lose(lambda file: bool(file.nodes))
+
+    def _lose(self, is_lost: Callable[[_File], bool]) -> None:
+        random = self.kernel.random
+        unsynced = {number: file for number, file in self._files.items() if is_lost(file)}
+        if not unsynced:
+            return
+        for folder, _, names in os.walk(self.shared):
+            for name in sorted(names):
+                path = f"{folder}/{name}"
+                file = unsynced.get(_real["stat"](path).st_ino)
+                if file is None:
+                    continue
+                content = Path(path).read_bytes()
+                before = file.synced or b""
+                choice = random.randrange(3)
+                if choice == 0 and file.synced is not None:
+                    content = before
+                elif choice <= 1:
+                    shortest = len(before) if content.startswith(before) else 0
+                    content = content[: random.randint(shortest, len(content))]
+                self.kernel.counts["lost or torn file"] += 1
+                self.kernel.note("disk", f"crash: {path}: outcome {choice}, {len(content)} bytes")
+                Path(path).write_bytes(content)
+                file.synced = content
+                file.nodes.clear()
+
+
+DISK: Disk | None = None
+
+
+def _active(path: Any, folder: int | None = None) -> tuple[Disk, str] | None:
+    """Return the disk and the real path, if a simulated process uses a simulated file."""
+    if DISK is None or k.active() is None:
+        return None
+    real_path = DISK.real_path(path, folder)
+    return None if real_path is None else (DISK, real_path)
+
+
+class SimulatedFile(io.FileIO):
+    """A file whose calls may fail, and that writes nothing after its process has ended."""
+
+    def __init__(self, descriptor: int, mode: str, path: str, disk: Disk) -> None:
+        super().__init__(descriptor, mode, closefd=False)
+        self._path = path
+        self._disk = disk
+        assert disk.kernel.process is not None
+        self._process = disk.kernel.process
+        self._is_closed = False
+        self.name = path
+
+    def write(self, data: Any) -> int:
+        if not self._process.is_alive:
+            return len(memoryview(data).cast("B"))  # flushed by the garbage collector
+        if k.active() is not None:
+            try:
+                self._disk.before("write", self._path, True)
+            except OSError as error:
+                view = memoryview(data).cast("B")
+                if error.errno == errno.ENOSPC and len(view) > 1:  # a part fits
+                    super().write(view[: self._disk.kernel.random.randrange(len(view))])
+                raise
+        return super().write(data) or 0
+
+    def readinto(self, buffer: Any) -> int:
+        if k.active() is not None:
+            self._disk.before("read", self._path, False)
+        return super().readinto(buffer) or 0
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        descriptor = super().fileno()
+        super().close()
+        if descriptor in self._process.descriptors:
+            self._process.descriptors.discard(descriptor)
+            _real["close"](descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+_FLAGS = {
+    "r": os.O_RDONLY,
+    "w": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
+    "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+    "x": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
+}
+
+
+def _open(
+    file: Any,
+    mode: str = "r",
+    buffering: int = -1,
+    encoding: str | None = None,
+    errors: str | None = None,
+    newline: str | None = None,
+    closefd: bool = True,
+    opener: Any = None,
+) -> Any:
+    active = _active(file)
+    if active is None:
+        return _real_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
+    disk, path = active
+    kind = next(letter for letter in mode if letter in "rwax")
+    updates = "+" in mode
+    raw_mode = kind + ("+" if updates else "")
+    if isinstance(file, int):
+        descriptor = file
+    else:
+        flags = _FLAGS[kind] | os.O_CLOEXEC
+        if updates:
+            flags = flags & ~os.O_WRONLY | os.O_RDWR
+        descriptor = opener(file, flags) if opener else _os_open(file, flags, 0o666)
+    raw = SimulatedFile(
+        descriptor, "r+" if kind in "wax" and updates else _plain(raw_mode), path, disk
+    )
+    if kind == "a":
+        raw.seek(0, os.SEEK_END)
+    binary = "b" in mode
+    if buffering == 0:
+        return raw
+    buffer: Any
+    if updates:
+        buffer = io.BufferedRandom(raw)
+    elif kind == "r":
+        buffer = io.BufferedReader(raw)
+    else:
+        buffer = io.BufferedWriter(raw)
+    if binary:
+        return buffer
+    text = io.TextIOWrapper(buffer, encoding or "utf-8", errors, newline, buffering == 1)
+    text.mode = mode
+    return text
+
+
+def _plain(mode: str) -> str:
+    """Return the mode for a descriptor that is open already: never create or truncate again."""
+    return {"r": "r", "r+": "r+", "w": "w", "a": "a", "x": "w"}[mode]
+
+
+def _os_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    active = _active(path, dir_fd)
+    if active is None:
+        descriptor = _real["open"](path, flags, mode, dir_fd=dir_fd)
+        kernel = k.active()
+        if kernel is not None:
+            kernel.process.descriptors.add(descriptor)
+        return descriptor
+    disk, real_path = active
+    writes = bool(flags & (os.O_WRONLY | os.O_RDWR))
+    disk.before("open", real_path, writes and bool(flags & os.O_CREAT))
+    is_new = bool(flags & os.O_CREAT) and not os.path.lexists(real_path)
+    descriptor = _real["open"](real_path, flags, mode)
+    disk.kernel.process.descriptors.add(descriptor)
+    if is_new:
+        disk.changed((real_path,), lambda: _real["unlink"](real_path))
+    if writes and disk._is_shared(real_path):
+        disk.opened_for_writing(descriptor, is_new)
+    return descriptor
+
+
+def _os_close(descriptor: int) -> None:
+    kernel = k.active()
+    if kernel is not None:
+        process = kernel.process
+        if not process.is_alive and descriptor not in process.descriptors:
+            raise k.Killed
+        process.descriptors.discard(descriptor)
+    _real["close"](descriptor)
+
+
+def _os_write(descriptor: int, data: Any) -> int:
+    active = _active(descriptor)
+    if active is not None:
+        active[0].before("write", active[1], True)
+    return _real["write"](descriptor, data)
+
+
+def _fsync(descriptor: Any) -> None:
+    number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
+    active = _active(number)
+    if active is None:
+        if k.active() is None:
+            _real["fsync"](number)
+        return
+    disk, real_path = active
+    disk.before("fsync", real_path, True)
+    if os.path.isdir(real_path):
+        disk.synced_folder(real_path)
+    else:
+        disk.synced(number)
+
+
+def _rename(
+    source: Any, target: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+) -> None:
+    active = _active(source, src_dir_fd)
+    target_active = _active(target, dst_dir_fd)
+    if active is None or target_active is None:
+        _real["replace"](source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        return
+    disk, old = active
+    new = target_active[1]
+    disk.before("rename", new, True)
+    if not os.path.lexists(old):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), old)
+    backup = disk.backup(new)
+    _real["replace"](old, new)
+
+    def undo() -> None:
+        _real["rename"](new, old)
+        if backup is not None:
+            _real["rename"](backup, new)
+
+    disk.changed((old, new), undo)
+
+
+def _link(source: Any, target: Any, **options: Any) -> None:
+    active = _active(target)
+    if active is None:
+        _real["link"](source, target, **options)
+        return
+    disk, new = active
+    disk.before("link", new, True)
+    _real["link"](disk.real_path(source), new)
+    disk.changed((new,), lambda: _real["unlink"](new))
+
+
+def _unlink(path: Any, *, dir_fd: int | None = None) -> None:
+    active = _active(path, dir_fd)
+    if active is None:
+        _real["unlink"](path, dir_fd=dir_fd)
+        return
+    disk, real_path = active
+    disk.before("unlink", real_path, True)
+    backup = disk.backup(real_path)
+    _real["unlink"](real_path)
+    if backup is not None:
+        disk.changed((real_path,), lambda: _real["rename"](backup, real_path))
+
+
+def _mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+    active = _active(path, dir_fd)
+    if active is None:
+        _real["mkdir"](path, mode, dir_fd=dir_fd)
+        return
+    disk, real_path = active
+    disk.before("mkdir", real_path, True)
+    _real["mkdir"](real_path, mode)
+    disk.changed((real_path,), lambda: _real["rmdir"](real_path))
+
+
+def _rmdir(path: Any, *, dir_fd: int | None = None) -> None:
+    active = _active(path, dir_fd)
+    if active is None:
+        _real["rmdir"](path, dir_fd=dir_fd)
+        return
+    disk, real_path = active
+    disk.before("rmdir", real_path, True)
+    _real["rmdir"](real_path)
+    disk.changed((real_path,), lambda: _real["mkdir"](real_path))
+
+
+def _listdir(path: Any = ".") -> list[str]:
+    active = _active(path)
+    if active is None:
+        return _real["listdir"](path)
+    disk, real_path = active
+    disk.before("list", real_path, False)
+    names = [
+        name
+        for name in sorted(_real["listdir"](real_path))
+        if disk.is_listed(f"{real_path}/{name}")
+    ]
+    disk.kernel.random.shuffle(names)
+    return names
+
+
+class _Entries:
+    """What ``os.scandir`` returns."""
+
+    def __init__(self, entries: list[Any]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._entries
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._entries = iter(())
+
+
+def _scandir(path: Any = ".") -> Any:
+    active = _active(path)
+    if active is None:
+        return _real["scandir"](path)
+    disk, real_path = active
+    disk.before("list", real_path, False)
+    with _real["scandir"](path if isinstance(path, int) else real_path) as entries:
+        listed = [entry for entry in entries if disk.is_listed(f"{real_path}/{entry.name}")]
+    listed.sort(key=lambda entry: entry.name)
+    disk.kernel.random.shuffle(listed)
+    return _Entries(listed)
+
+
+def _stat(name: str) -> Callable[..., Any]:
+    original = _real[name]
+
+    def stat(path: Any, *, dir_fd: int | None = None, **options: Any) -> Any:
+        active = None if isinstance(path, int) else _active(path, dir_fd)
+        if active is None:
+            return original(path, dir_fd=dir_fd, **options)
+        active[0].kernel.check_alive()
+        return original(active[1], **options)
+
+    return stat
+
+
+def _statvfs(path: Any) -> Any:
+    if k.active() is None:
+        return _real["statvfs"](path)
+    return os.statvfs_result((4096, 4096, 2**24, 2**24, 2**24, 2**20, 2**20, 2**20, 0, 255))
+
+
+def _utime(path: Any, times: Any = None, *, ns: Any = None, **options: Any) -> None:
+    active = None if isinstance(path, int) else _active(path)
+    if active is None:
+        if ns is not None:
+            _real["utime"](path, ns=ns, **options)
+        else:
+            _real["utime"](path, times, **options)
+        return
+    disk, real_path = active
+    disk.before("utime", real_path, True)
+    if times is None and ns is None:
+        now = k.WALL_S + disk.kernel.now
+        times = (now, now)
+    if ns is not None:
+        _real["utime"](real_path, ns=ns)
+    else:
+        _real["utime"](real_path, times)
+
+
+def _flock(descriptor: Any, operation: int) -> None:
+    kernel = k.active()
+    if kernel is None:
+        _real_flock(descriptor, operation)
+        return
+    if operation & fcntl.LOCK_UN:
+        _real_flock(descriptor, operation)
+        return
+    while True:
+        try:
+            _real_flock(descriptor, operation | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if operation & fcntl.LOCK_NB:
+                raise
+        kernel.sleep(kernel.random.uniform(1e-4, 2e-3), "a file lock")
+
+
+def install() -> None:
+    """Replace the functions of the standard library; before FLEET is imported."""
+    builtins.open = io.open = _open
+    os.open = _os_open
+    os.close = _os_close
+    os.write = _os_write
+    os.fsync = os.fdatasync = _fsync
+    os.replace = os.rename = _rename
+    os.link = _link
+    os.unlink = os.remove = _unlink
+    os.mkdir = _mkdir
+    os.rmdir = _rmdir
+    os.listdir = _listdir
+    os.scandir = _scandir
+    os.stat = _stat("stat")
+    os.lstat = _stat("lstat")
+    os.statvfs = _statvfs
+    os.utime = _utime
+    fcntl.flock = _flock
+
+
+@contextlib.contextmanager
+def mounted(disk: Disk) -> Iterator[Disk]:
+    """Let the replaced functions use a disk."""
+    global DISK
+    DISK = disk
+    try:
+        yield disk
+    finally:
+        DISK = None
+        disk.remove()

@@ -1,0 +1,232 @@
+"""What must hold whatever happens."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fleet.comm.single_rank import SingleRankGroup
+from fleet.domain import events as ev
+from fleet.engines.softmax import NumpyEngine
+from fleet.errors import ExitStatus
+from fleet.runtime.startup.launch import Ranks
+from fleet.runtime.startup.prepare import prepare
+from fleet.runtime.startup.request import Request
+from fleet.storage.checkpoint import find_best, find_newest
+from fleet.storage.event_log import events_of
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import Status, read_results
+from fleet.stream.order import Epoch, parse_path
+from tests.simulate import disk as d
+from tests.simulate import kernel as k
+from tests.simulate import mpi
+from tests.simulate.cases import Case
+from tests.simulate.cluster import Cluster, Launch
+
+_EPOCH = re.compile(r"^\[.*?\] (n\d+) epoch (\d+)/", re.MULTILINE)
+_ORDERLY = (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
+_TRACE = "Traceback (most recent call last)"
+# Errors that only a mistake in the program raises.
+_MISTAKES = re.compile(
+    r"^(\w*(?:Assertion|Attribute|Index|Key|Lookup|Name|NotImplemented|Recursion|Type|Value|"
+    r"Runtime|UnboundLocal|ZeroDivision|Violation)\w*(?:Error)?)\b.*",
+    re.MULTILINE,
+)
+
+
+class Failure(Exception):
+    """An oracle objects."""
+
+
+class Observer:
+    """Watches the launches of a run."""
+
+    def __init__(
+        self,
+        case: Case,
+        kernel: k.Kernel,
+        disk: d.Disk,
+        cluster: Cluster,
+        folder: Path,
+        spec: Path,
+    ) -> None:
+        self.case = case
+        self.kernel = kernel
+        self.disk = disk
+        self.cluster = cluster
+        self.folder = folder
+        self.spec = spec
+        self.paths = RunPaths(folder)
+        self.acknowledged: dict[str, int] = {}
+        self._outdated: dict[int, int] = {}  # launch -> length of its output that no longer counts
+        self._checked = 0
+
+    def storage_crashed(self) -> None:
+        """Allow that files are lost that were acknowledged."""
+        self.acknowledged.clear()
+        for launched in self.cluster.launches:
+            self._outdated[launched.number] = len("".join(launched.ranks[0].output))
+
+    # ---- after each launch ----
+
+    def launch_ended(self, launch: Launch) -> None:
+        """Check what must hold between two launches."""
+        for launched in self.cluster.launches[self._checked :]:
+            self._check_output(launched)
+        self._checked = len(self.cluster.launches)
+        for task, error in self.kernel.unhandled:
+            if isinstance(error, mpi.Exception):  # a rank has died before FLEET could react
+                continue
+            raise Failure(f"{task} raised {error!r}")
+        for process in self.cluster.launches[-1].ranks:
+            if process.descriptors:
+                raise Failure(f"{process} leaves files open: {process.descriptors}")
+        self._check_acknowledged(launch)
+
+    def _check_output(self, launch: Launch) -> None:
+        for rank in launch.ranks:
+            text = "".join(rank.output)
+            if _TRACE in text:
+                mistake = _MISTAKES.search(text)
+                if mistake is not None:
+                    raise Failure(f"rank {rank} raised {mistake[0]}\n{text[-3000:]}")
+
+    def _check_acknowledged(self, launch: Launch) -> None:
+        """Check that no epoch is gone that a user has seen on the screen."""
+        for launched in self.cluster.launches:
+            text = "".join(launched.ranks[0].output)[self._outdated.get(launched.number, 0) :]
+            for name, epoch in _EPOCH.findall(text):
+                # The last checkpoint may still be on its way to the disk when ranks are killed.
+                saved = int(epoch) - (launched.status not in _ORDERLY)
+                self.acknowledged[name] = max(self.acknowledged.get(name, 0), saved)
+        if launch.status not in _ORDERLY:  # it may have ended while it took over
+            return
+        for name, epoch in self.acknowledged.items():
+            lookup = find_newest(self.paths, name, with_arrays=False)
+            if len(lookup.history) < epoch:
+                raise Failure(
+                    f"{name}: epoch {epoch} was shown, but the checkpoint has "
+                    f"{len(lookup.history)}: {lookup.damage}"
+                )
+
+    # ---- at the end ----
+
+    def run_ended(self) -> None:
+        """Check the results once all is done."""
+        rows = {row.name: row for row in read_results(self.folder) if not row.folds}
+        models = {model["name"]: model for model in self.case.content["models"]}
+        if set(rows) != set(models):
+            raise Failure(f"results have {sorted(rows)} instead of {sorted(models)}")
+        prepared = prepare(
+            Request(str(self.spec)),
+            Ranks(tuple(0 for _ in range(max(2, self.case.ranks))), None),
+            None,
+            lambda plan: None,
+            "",
+        )
+        for name, model in models.items():
+            if rows[name].status is not Status.FINISHED:
+                raise Failure(f"{name} is {rows[name].status.value}: {rows[name].reason}")
+            epochs = model["train"]["stopping"]["max_epochs"]
+            if rows[name].epochs != epochs:
+                raise Failure(f"{name} has {rows[name].epochs} epochs instead of {epochs}")
+            self._check_training(prepared, name, epochs)
+        foreign = self.paths.foreign_files()
+        if foreign and not self.cluster.kernel.counts.get("crash storage"):
+            raise Failure(f"files of unknown origin: {foreign}")
+        self._check_log(models)
+
+    def _check_training(self, prepared: Any, name: str, epochs: int) -> None:
+        history = find_newest(self.paths, name, with_arrays=False).history
+        if [record.epoch for record in history] != list(range(1, epochs + 1)):
+            raise Failure(f"{name}: epochs {[record.epoch for record in history]}")
+        consumed = [
+            chunk
+            for record in history
+            for chunk in parse_path(record.path) or [record.stream_epoch]
+        ]
+        if len(set(consumed)) != len(consumed):
+            raise Failure(f"{name} was trained twice on a part of the stream: {consumed}")
+        weights, scores = _train_alone(prepared, name, history)
+        for record, alone in zip(history, scores, strict=True):
+            measured = (record.loss, record.accuracy, record.val_loss, record.val_accuracy)
+            if not np.allclose(measured, alone, rtol=1e-9):
+                raise Failure(f"{name}, epoch {record.epoch}: {measured}; alone: {alone}")
+        lookup = find_best(
+            self.paths,
+            name,
+            prepared.spec.by_name[name].train.stopping,
+            prepared.spec.checkpoint.keep,
+        )
+        if lookup.state is None or lookup.damage:
+            raise Failure(f"{name} has no best checkpoint: {lookup.damage}")
+        best = weights[lookup.state.epoch - 1]
+        exact = all(record.gpus == 1 for record in history)
+        for key, array in best.items():
+            measured = lookup.state.arrays[key]
+            same = (
+                np.array_equal(measured, array)
+                if exact
+                else np.allclose(measured, array, rtol=1e-9)
+            )
+            if not same:
+                raise Failure(f"{name}: {key} differs from that of a training alone")
+
+    def _check_log(self, models: dict[str, Any]) -> None:
+        done = Counter(
+            (event.network, event.record.epoch)
+            for event in events_of(self.paths.events, ev.EpochEnded)
+        )
+        crashes = sum(1 for launched in self.cluster.launches if launched.status)
+        for (name, epoch), count in done.items():
+            if count > 1 + crashes:
+                raise Failure(f"{name}: epoch {epoch} was logged {count} times")
+        for name, model in models.items():
+            for epoch in range(1, model["train"]["stopping"]["max_epochs"] + 1):
+                if not done[name, epoch]:
+                    raise Failure(f"{name}: epoch {epoch} is not in the log")
+
+
+def _train_alone(prepared: Any, name: str, history: Any) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Train a network alone, undisturbed, on the same epochs of the stream.
+
+    Returns:
+        Its weights and its scores after each epoch.
+    """
+    network = prepared.spec.by_name[name]
+    trainable = NumpyEngine(prepared.sample).build(network, SingleRankGroup())
+    training = prepared.pipeline("train")
+    validation = prepared.pipeline("validation")
+    weights = []
+    scores = []
+    for record in history:
+        plan = prepared.order(training).plan_epoch(
+            Epoch(record.stream_epoch, parse_path(record.path))
+        )
+        sums = np.zeros(3)
+        size = record.batch
+        for first in range(0, len(plan.indices), size):
+            rows = range(first, min(first + size, len(plan.indices)))
+            parts = [
+                _loaded(training, [plan.indices[row]], int(plan.productions[row]), True)
+                for row in rows
+            ]
+            images, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
+            result = trainable.step(images, labels, len(labels))
+            sums += (result.loss, result.correct, result.count)
+        totals = trainable.evaluate(*_loaded(validation, range(validation.samples), 0, False))
+        weights.append({key: np.array(array) for key, array in trainable.state().items()})
+        scores.append(
+            (*sums[:2] / sums[2], totals.loss / totals.count, totals.correct / totals.count)
+        )
+    return weights, scores
+
+
+def _loaded(pipeline: Any, indices: Any, epoch: int, training: bool) -> Any:
+    images, labels = pipeline.empty(len(indices))
+    pipeline.load(indices, epoch, images, labels, training)
+    return images, labels

@@ -1,0 +1,64 @@
+"""Replace what FLEET itself asks Linux about processes, and give training a duration."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+from tests.simulate import kernel as k
+
+
+def _started(pid: int) -> str | None:
+    kernel = k.active()
+    if kernel is None:
+        return None
+    process = kernel.processes.get(pid)
+    if process is None or not process.is_alive or process.node is not kernel.process.node:
+        return None
+    return str(int(process.began_s * 100))
+
+
+def _end_with_parent(number: int = 9) -> None:
+    kernel = k.active()
+    if kernel is not None:
+        kernel.process.parent_death_signal = number
+
+
+def install() -> None:
+    """Replace functions, before the modules that import them are imported."""
+    from launch import memory, processes, stale_files
+
+    processes.started = _started
+    processes.end_with_parent = _end_with_parent
+    processes.end_children = lambda patience_s=1.0: None
+    processes.command_began_s = lambda pid, proc=None: None
+    stale_files.remove_leftovers = lambda *arguments: []
+    stale_files.use_separate_folder = lambda: None
+    memory.free_shared_memory = lambda *arguments: 2**34
+
+    from fleet.runtime.training import building
+    from fleet.storage import lease
+
+    building.kill_after = lambda seconds: nullcontext()
+    lease._text = _boot
+    lease._namespace = lambda: "pid:[1]"
+    lease.started = _started
+
+    from fleet.engines import softmax
+
+    step = softmax.SoftmaxRegression.step
+
+    def timed(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        kernel = k.active()
+        if kernel is not None:
+            kernel.sleep(kernel.random.uniform(1e-3, 2e-2), "a step")
+        return step(self, *arguments, **keywords)
+
+    softmax.SoftmaxRegression.step = timed
+
+
+def _boot(path: str) -> str:
+    kernel = k.active()
+    assert kernel is not None
+    node = kernel.process.node
+    return f"{node.name} boot {node.boot}"

@@ -1,0 +1,223 @@
+"""Run a case: the same command again and again, until faults are over and all is done."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import fleet.run
+from fleet.errors import ExitStatus
+from tests.simulate import disk as d
+from tests.simulate import kernel as k
+from tests.simulate.cases import Case, Event
+from tests.simulate.cluster import Cluster, Launch
+from tests.simulate.oracles import Failure, Observer
+
+_LONGEST_S = 1800.0  # virtual seconds of one launch
+_CALM_LAUNCHES = 12  # launches without faults until all must be done
+_MOST_STEPS = 3_000_000  # of one launch
+_ENDED = (ExitStatus.OK, ExitStatus.NETWORK_FAILED)
+
+
+@dataclass
+class Outcome:
+    """What came of a seed.
+
+    Attributes:
+        failure: what went wrong; empty if all is well.
+        launches: number of launches.
+        counts: how often each fault happened.
+        history: the last events.
+        waiting: what each thread waited for at the end, if it failed.
+    """
+
+    seed: int
+    failure: str = ""
+    launches: int = 0
+    virtual_s: float = 0.0
+    steps: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    history: list[str] = field(default_factory=list)
+    waiting: str = ""
+    output: str = ""
+
+
+def simulate(
+    case: Case,
+    root: Path,
+    trace: Callable[[str], object] | None = None,
+    until_s: float | None = None,
+) -> Outcome:
+    """Run a case; returns its outcome.
+
+    Args:
+        root: a folder in memory, which is created and deleted.
+        trace: receives each event.
+        until_s: stop at this virtual time, to see who waits for what.
+    """
+    kernel = k.Kernel(case.seed)
+    kernel.trace = trace
+    kernel.stretch = case.stretch
+    disk = d.Disk(kernel, root, replace(case.disk))
+    outcome = Outcome(case.seed)
+    with k.running(kernel), d.mounted(disk):
+        run = _Run(case, kernel, disk)
+        try:
+            run.all(until_s)
+        except Exception as error:
+            outcome.failure = f"{type(error).__name__}: {error}"
+            outcome.waiting = kernel.describe()
+        outcome.output = run.output()
+        outcome.launches = len(run.cluster.launches)
+    outcome.virtual_s = kernel.now
+    outcome.steps = kernel.steps
+    outcome.counts = dict(kernel.counts)
+    outcome.history = [f"{at_s:12.6f} {process}: {text}" for at_s, process, text in kernel.history]
+    return outcome
+
+
+class _Run:
+    def __init__(self, case: Case, kernel: k.Kernel, disk: d.Disk) -> None:
+        self.case = case
+        self.kernel = kernel
+        self.disk = disk
+        names = [f"node{number}" for number in range(case.nodes + 1)]
+        self.cluster = Cluster(kernel, names)
+        for node, offset in zip(self.cluster.nodes, (*case.offsets, *[0.0] * 9), strict=False):
+            node.clock_offset_s = offset
+        self.folder = disk.shared / "run"
+        self.spec = disk.shared / "spec.yaml"
+        self.spec.write_text(yaml.safe_dump({**case.content, "output": str(self.folder)}))
+        self.observer = Observer(case, kernel, disk, self.cluster, self.folder, self.spec)
+
+    def all(self, until_s: float | None) -> None:
+        """Launch until all is done; raises if an oracle objects."""
+        self._until_s = until_s
+        for number in range(self.case.launches + _CALM_LAUNCHES):
+            if number == self.case.launches:
+                self.disk.faults = d.Faults(lag_s=self.case.disk.lag_s)
+            launch = self._launch(number)
+            if self._is_stopped:
+                return
+            self._observe(partial(self.observer.launch_ended, launch))
+            if number >= self.case.launches and launch.status in _ENDED:
+                self._observe(self.observer.run_ended)
+                return
+        raise Failure(f"the run has not ended: the last status is {launch.status}")
+
+    def _observe(self, check: Callable[[], None]) -> None:
+        """Run a check in a process of the cluster, on a disk without faults."""
+        faults = self.disk.faults
+        self.disk.faults = d.Faults()
+        errors: list[BaseException] = []
+
+        def main() -> int:
+            try:
+                check()
+            except Exception as error:
+                errors.append(error)
+            return 0
+
+        process = self.kernel.start_process(self.cluster.nodes[0], "observer", {}, main)
+        until_s = self.kernel.now + _LONGEST_S
+        self.kernel.run(lambda: not process.is_alive, until_s, _MOST_STEPS)
+        self.disk.faults = faults
+        if errors:
+            raise errors[0]
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self._until_s is not None and self.kernel.now >= self._until_s
+
+    def _launch(self, number: int) -> Launch:
+        case = self.case
+        kernel = self.kernel
+        calm = number >= case.launches
+        events = [event for event in case.events if event.launch == number and not calm]
+        options = []
+        for event in events:
+            if event.kind == "walltime":
+                options = ["--walltime", f"{0.2 + 5 * event.amount:.2f}s"]
+        began_s = kernel.now
+        self.disk.faults.until_s = began_s + 60.0
+        launch = self._start(self.cluster.nodes[: case.nodes], options)
+        for rank in launch.ranks:
+            if case.slow > 1 and kernel.random.random() < 0.3:
+                rank.slowness = kernel.random.uniform(1, case.slow)
+        for event in events:
+            kernel.call_at(began_s + event.at_s, lambda event=event: self._happen(event, launch))
+        kernel.run(
+            lambda: all(launched.has_ended for launched in self.cluster.launches)
+            or self._is_stopped,
+            began_s + _LONGEST_S,
+            _MOST_STEPS,
+        )
+        return launch
+
+    def _start(self, nodes: list[k.Node], options: list[str]) -> Launch:
+        case = self.case
+        argv = [str(self.spec), "--plain", *options]
+        return self.cluster.launch(
+            nodes,
+            case.ranks_per_node,
+            lambda: _main(argv),
+            case.fault_tolerant,
+            case.delay_s,
+            case.late,
+            {
+                "HOME": str(self.disk.shared / "home"),
+                "PATH": os.environ["PATH"],
+                "XDG_CACHE_HOME": str(self.disk.shared / "cache"),
+            },
+        )
+
+    def _happen(self, event: Event, launch: Launch) -> None:
+        kernel = self.kernel
+        if launch.has_ended:
+            return
+        rank = event.target % len(launch.ranks)
+        kernel.note("fault", f"{event.kind}, rank {rank}")
+        kernel.counts[event.kind] += 1
+        if event.kind == "signal":
+            number = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)[event.target % 3]
+            self.cluster.interrupt(launch, number)
+        elif event.kind == "kill rank":
+            self.cluster.kill_rank(launch, rank)
+        elif event.kind == "kill launcher":
+            self.cluster.kill_launcher(launch)
+            kernel.call_at(kernel.now + 40.0, lambda: self.cluster.kill_all(launch))
+        elif event.kind == "kill all":
+            self.cluster.kill_all(launch)
+        elif event.kind == "crash node":
+            self.cluster.crash(self.cluster.nodes[event.target % self.case.nodes], self.disk)
+        elif event.kind == "crash storage":
+            for node in self.cluster.nodes:
+                self.cluster.crash(node, self.disk)
+            self.disk.crash_storage()
+            self.observer.storage_crashed()
+        elif event.kind == "freeze":
+            launch.ranks[rank].frozen_until = (
+                kernel.now + (0.1, 2.0, 90.0)[event.target % 3] * event.amount
+            )
+        elif event.kind == "second launch":
+            self._start([self.cluster.nodes[-1]], [])
+
+    def output(self) -> str:
+        """Return what the launches have printed."""
+        return "\n".join(
+            f"--- rank {rank.label}: status {rank.status}\n{''.join(rank.output)}"
+            for launch in self.cluster.launches
+            for rank in launch.ranks
+            if rank.output
+        )
+
+
+def _main(argv: list[str]) -> Any:
+    return fleet.run.leave(fleet.run.main(argv))
