@@ -154,7 +154,8 @@ class Predictor:
         Args:
             inputs: (n, ...) inputs with the shape of :attr:`sample`; images have values of 0 to
                 255. Of several inputs, such arrays by name, or (n,) records of them. Inputs of
-                unequal length are sequences of n arrays; longer ones are cut.
+                unequal length are sequences of n arrays; longer ones are cut. Of networks that were
+                trained on a table of numbers also a data frame with its columns.
 
         Returns:
             (n, classes) probabilities that sum to 1, (n, labels) probabilities of labels, (n,
@@ -164,6 +165,8 @@ class Predictor:
         Raises:
             UserError: the inputs have another shape, or one is missing.
         """
+        if self._columns is not None and self._columns.inputs and hasattr(inputs, "columns"):
+            inputs = self._of_frame(inputs)
         if isinstance(inputs, Mapping):
             inputs = self._joined(self._padded(inputs))
         inputs = np.asarray(inputs)
@@ -181,6 +184,17 @@ class Predictor:
         if not self.sample.target.parts:
             return predicted
         return record_of(self.sample.target).split_outputs(predicted)
+
+    def _of_frame(self, frame: Any) -> np.ndarray:
+        """Return the rows of a data frame, by the names of the columns of the run's table."""
+        assert self._columns is not None
+        missing = [name for name in self._columns.inputs if name not in frame.columns]
+        if missing:
+            raise UserError(
+                f"the data frame has no column {missing[0]!r}; these networks take the columns "
+                f"{', '.join(self._columns.inputs)}"
+            )
+        return np.asarray(frame[list(self._columns.inputs)], self.sample.input.dtype)
 
     @property
     def _pads(self) -> tuple[Pad, ...]:
@@ -417,6 +431,15 @@ class Predictor:
                 f"{of_input}, not images; name .npy files with such rows"
             )
         return (Decode("L" if shape[2] == 1 else "RGB"), *transforms)
+
+
+def _load_pyfunc(path: str) -> Predictor:
+    """Load the best network of an exported run; MLflow calls this, and then ``predict``.
+
+    Args:
+        path: folder with the files of the run that the network needs.
+    """
+    return Predictor(path)
 
 
 def _converted(name: str, values: np.ndarray, expected: ArraySpec) -> np.ndarray:

@@ -140,7 +140,7 @@ MAY_IMPORT = {
     "fleet.search": _STORAGE,
     "fleet.control": f"fleet.search fleet.stream {_COMM}",
     "fleet.monitor": f"fleet.prediction {_STORAGE} scheduler.simulation",
-    "fleet.export": f"fleet.monitor fleet.prediction {_STORAGE}",
+    "fleet.export": f"fleet.monitor fleet.prediction fleet.predictor {_STORAGE}",  # in a model
     "fleet.sweeps": _STORAGE,
     "fleet.runtime": f"fleet.hooks fleet.export {_RUNTIME}",
     "fleet.batch_systems": _STORAGE,

@@ -2,22 +2,31 @@
 
 A tag records which epochs are in the store already. If the epochs of a child have changed, because
 the network resumed from an earlier checkpoint or was started over, it is deleted and written again.
+
+The parent has the numbers of the best network, and, when all networks have ended, that network as a
+model with the flavor ``python_function`` (:class:`fleet.predictor.Predictor`), and with Keras also
+``keras``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import platform
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from mlflow.entities import Metric, Param, Run, RunTag
+from mlflow.models import Model
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.tracking import MlflowClient
 
-from fleet.export.tracked_run import TrackedNetwork, TrackedRun
+from fleet.export.tracked_run import TrackedModel, TrackedNetwork, TrackedRun
 from fleet.storage.results import Status
 
 T = TypeVar("T")
@@ -25,6 +34,9 @@ T = TypeVar("T")
 _DATABASE = "mlflow.db"
 _STATUSES = {Status.FINISHED: "FINISHED", Status.PRUNED: "KILLED", Status.FAILED: "FAILED"}
 _WRITTEN = "fleet.written"  # tag: number of written epochs, and their fingerprint
+_MODEL = "model"  # folder of the best network among the artifacts
+# Tags: the fingerprint of the best network, and MLflow's own list of models.
+_MODEL_TAGS = ("fleet.model", "mlflow.log-model.history")
 # Limits of the store for a batch and for a value.
 _MAX_METRICS = 1000
 _MAX_PARAMS = 100
@@ -68,7 +80,7 @@ class _Store:
             parent = matches[0]
         else:
             parent = self._client.create_run(
-                self._experiment, _ms(run.began), {"fleet.key": run.key}, run.name
+                self._experiment, _ms(run.began), {"fleet.key": run.key, **_origin(run)}, run.name
             )
         if run.is_over:
             status = "FINISHED"
@@ -76,14 +88,19 @@ class _Store:
             status = "RUNNING"
         else:
             status = "SCHEDULED"
-        self._update(
-            parent,
-            run.params,
-            run.files,
-            {"fleet.networks": str(len(run.networks))},
-            status,
-            run.ended,
-        )
+        best = next((network for network in run.networks if network.name == run.best), None)
+        drawn = {} if best is None else best.drawn
+        tags = {
+            "fleet.networks": str(len(run.networks)),
+            **{f"fleet.{name}": str(value) for name, value in run.facts.items()},
+            **({"fleet.best": run.best} if run.best else {}),
+            **{f"fleet.best.{name}": str(value) for name, value in drawn.items()},
+            **self._add_model(run, parent),
+            **_origin(run),
+        }
+        self._update(parent, run.params, run.files, tags, status, run.ended)
+        epochs = sum(len(network.epochs) for network in run.networks)
+        self._add_numbers(parent, run.numbers, run.ended, epochs)
         return parent
 
     def children(self, parent: str) -> list[Run]:
@@ -115,7 +132,7 @@ class _Store:
             child = self._client.create_run(
                 self._experiment,
                 _ms(network.began),
-                {"fleet.key": network.key, "mlflow.parentRunId": parent},
+                {"fleet.key": network.key, "mlflow.parentRunId": parent, **_origin(run)},
                 network.name,
             )
         metrics = [
@@ -133,11 +150,54 @@ class _Store:
             child,
             network.params,
             network.files,
-            {"fleet.status": str(network.status), **facts},
+            {"fleet.status": str(network.status), **facts, **_origin(run)},
             status,
             network.ended,
         )
+        self._add_numbers(child, network.numbers, network.ended, len(network.epochs))
         self._client.set_tag(child.info.run_id, _WRITTEN, fingerprint)
+
+    def _add_numbers(
+        self, existing: Run, numbers: Mapping[str, float], date: float, step: int
+    ) -> None:
+        """Add the numbers of a run that have changed, as metrics."""
+        changed = [
+            Metric(_valid_name(name), value, _ms(date), step)
+            for name, value in numbers.items()
+            if existing.data.metrics.get(_valid_name(name)) != value
+        ]
+        for batch in _parts(changed, _MAX_METRICS):
+            self._client.log_batch(existing.info.run_id, metrics=batch)
+
+    def _add_model(self, run: TrackedRun, parent: Run) -> dict[str, str]:
+        """Add the best network to the artifacts of a run once all have ended; return its tags."""
+        number = parent.info.run_id
+        tags = {name: parent.data.tags[name] for name in _MODEL_TAGS if name in parent.data.tags}
+        if run.model is None or not run.is_over:
+            return tags
+        fingerprint = _fingerprint(run.model)
+        if tags.get(_MODEL_TAGS[0]) == fingerprint:
+            return tags
+        model = Model(artifact_path=_MODEL, run_id=number)
+        model.add_flavor(
+            "python_function",
+            loader_module="fleet.predictor",
+            data="run",
+            python_version=platform.python_version(),
+        )
+        if run.model.keras:
+            # MLflow adds the suffix .keras itself.
+            model.add_flavor("keras", data=str(Path("run", run.model.keras).with_suffix("")))
+        with tempfile.TemporaryDirectory() as aside:
+            for name, file in run.model.files.items():
+                target = Path(aside, "run", name)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.symlink_to(file.absolute())
+            model.save(Path(aside, "MLmodel"))
+            if tags:  # of another network, whose files would remain
+                get_artifact_repository(parent.info.artifact_uri).delete_artifacts(_MODEL)
+            self._client.log_artifacts(number, aside, _MODEL)
+        return {_MODEL_TAGS[0]: fingerprint, _MODEL_TAGS[1]: json.dumps([model.to_dict()])}
 
     def _update(
         self,
@@ -181,6 +241,23 @@ class _Store:
                 self._client.update_run(number, status)
             else:
                 self._client.set_terminated(number, status, _ms(ended))
+
+
+def _origin(run: TrackedRun) -> dict[str, str]:
+    """Return MLflow's own tags of who started a run and by which command."""
+    source = str(run.facts.get("command") or run.files.get("spec.yaml", run.name))
+    return {
+        "mlflow.user": run.user,
+        "mlflow.source.name": source,
+        "mlflow.source.type": "LOCAL",
+    }
+
+
+def _fingerprint(model: TrackedModel) -> str:
+    """Return the name of a network, and what changes whenever its files change."""
+    files = {name: path.stat() for name, path in model.files.items()}
+    content = sorted((name, file.st_size, file.st_mtime_ns) for name, file in files.items())
+    return f"{model.network} {hashlib.sha256(repr(content).encode()).hexdigest()[:16]}"
 
 
 def _valid_name(name: str) -> str:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import math
+import pwd
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fleet.domain.network import SCORES, BestEpoch, EpochRecord
 from fleet.domain.run import RunNetwork, RunState
-from fleet.monitor.run_history import read_past_run
+from fleet.monitor.run_history import PastRun, read_past_run
+from fleet.prediction.ensembles import find_joinable
 from fleet.spec import ModelEntry, NetworkSpec, Stopping
 from fleet.spec.hyperparameters import Plain, hyperparameters_of
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import NetworkResult, Status
+from fleet.storage.results import NetworkResult, Status, without_means
 
 DATABASES = (".db", ".sqlite", ".sqlite3")  # file name extensions of SQLite
+_ENDS = (Status.FINISHED, Status.PRUNED, Status.FAILED)  # after which nothing is left to train
 _OF_EPOCHS = ("learning_rate", "batch", "samples", "gpus", "seconds")
 
 
@@ -80,7 +84,7 @@ class TrackedNetwork:
     @property
     def is_over(self) -> bool:
         """True if nothing is left to train."""
-        return self.status in (Status.FINISHED, Status.PRUNED, Status.FAILED)
+        return self.status in _ENDS
 
     @property
     def ended(self) -> float:
@@ -93,6 +97,18 @@ class TrackedNetwork:
     def run_time_s(self) -> float:
         """Seconds from its start to the end of its newest epoch; see :class:`TrackedEpoch`."""
         return self.epochs[-1].run_time_s if self.epochs else 0.0
+
+    @property
+    def best_values(self) -> dict[str, float]:
+        """Its losses, accuracies and metrics at its best epoch; empty without one."""
+        best = self.facts.get("best_epoch")
+        values = next((epoch.values for epoch in self.epochs if epoch.epoch == best), {})
+        return {name: value for name, value in values.items() if name not in _OF_EPOCHS}
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The facts that are numbers."""
+        return {name: value for name, value in self.facts.items() if isinstance(value, int | float)}
 
     def digest(self, epochs: int | None = None) -> str:
         """Return a hash of its first epochs and its hyperparameters."""
@@ -112,6 +128,22 @@ class TrackedNetwork:
 
 
 @dataclass(frozen=True)
+class TrackedModel:
+    """The best network for use by others.
+
+    Attributes:
+        network: its name.
+        files: what :class:`fleet.predictor.Predictor` needs: path in the run's folder -> path.
+        keras: its export by Keras, as a path in the run's folder; empty with other engines, and for
+            the folds of a network.
+    """
+
+    network: str
+    files: Mapping[str, Path]
+    keras: str
+
+
+@dataclass(frozen=True)
 class TrackedRun:
     """A run.
 
@@ -124,6 +156,10 @@ class TrackedRun:
         spaces: entry -> its space or grid.
         networks: its networks, in the order in which they were added.
         files: name -> path.
+        user: the account that started it; empty if unknown.
+        facts: further values, such as the command that started it.
+        best: name of the best network; empty if there is none.
+        model: the best network for use by others; None before it is exported.
     """
 
     name: str
@@ -135,11 +171,26 @@ class TrackedRun:
     spaces: Mapping[str, Mapping[str, Any]]
     networks: tuple[TrackedNetwork, ...]
     files: Mapping[str, Path]
+    user: str
+    facts: Mapping[str, Plain]
+    best: str
+    model: TrackedModel | None
 
     @property
     def is_over(self) -> bool:
         """True if no network has anything left to train."""
         return all(network.is_over for network in self.networks)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Its numbers: the values of the best network at its best epoch, and counts of networks."""
+        counts = Counter(network.status for network in self.networks)
+        best = next((network for network in self.networks if network.name == self.best), None)
+        return {
+            "networks": len(self.networks),
+            **{f"networks_{status}": counts[status] for status in _ENDS},
+            **({} if best is None else {**best.best_values, **best.numbers}),
+        }
 
 
 def read_tracked_run(paths: RunPaths) -> TrackedRun:
@@ -160,6 +211,7 @@ def read_tracked_run(paths: RunPaths) -> TrackedRun:
         for spec in past.spec.networks
     ]
     files = (paths.spec, paths.results, paths.report, paths.ensembles)
+    origin = run.launches[0].start.origin if run.launches else None
     return TrackedRun(
         document.name,
         key,
@@ -174,6 +226,56 @@ def read_tracked_run(paths: RunPaths) -> TrackedRun:
         {entry.stem: _space(entry) for entry in document.models if _space(entry)},
         tuple(networks),
         {path.name: path for path in files if path.exists()},
+        _owner(paths.spec),
+        {} if origin is None else {name: value for name, value in asdict(origin).items() if value},
+        _best(past.rows),
+        _model(past, paths),
+    )
+
+
+def _owner(path: Path) -> str:
+    """Return the account that a file belongs to; its number if the system has no name for it."""
+    number = path.stat().st_uid
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def _best(rows: Sequence[NetworkResult]) -> str:
+    """Return the best network among rows, of which the best is first.
+
+    It has finished and violates no constraint, if any does so.
+    """
+    trained = [row for row in without_means(rows) if row.epochs and row.status is not Status.FAILED]
+    finished = [row for row in trained if row.status is Status.FINISHED]
+    meeting = [row for row in finished if not row.violates]
+    return next((row.name for row in (*meeting, *finished, *trained)), "")
+
+
+def _model(past: PastRun, paths: RunPaths) -> TrackedModel | None:
+    """Return the network by which a predictor of the run predicts, once it is exported."""
+    finished = [
+        candidate for candidate in find_joinable(past.spec, past.rows)[1] if candidate.is_finished
+    ]
+    engine = past.spec.engine
+    if not finished or engine.join is None:
+        return None
+    parts = [part.name for part in finished[0].parts]
+    exports = [paths.exported(name, engine.suffix) for name in parts]
+    if not all(path.is_file() for path in exports):
+        return None
+    folders = [paths.model(name) for name in parts]
+    descriptions = [
+        path for folder in folders for path in (folder / "best.json", *folder.glob("files/*"))
+    ]
+    files = [paths.spec, paths.sample, paths.results, *exports, *descriptions]
+    return TrackedModel(
+        finished[0].row.name,
+        {path.relative_to(paths.root).as_posix(): path for path in files if path.exists()},
+        exports[0].relative_to(paths.root).as_posix()
+        if engine.suffix == ".keras" and len(exports) == 1
+        else "",
     )
 
 

@@ -19,10 +19,10 @@ from fleet.engines.custom import user_code_of, with_default_rate
 from fleet.engines.keras.exchange import find_horovod, make_exchange
 from fleet.engines.keras.gradients import keep_gradients_with_graphs
 from fleet.engines.keras.graphs import StepGraphs
-from fleet.engines.keras.inputs import integer_inputs
 from fleet.engines.keras.kernels import use_kernels
 from fleet.engines.keras.metrics import make_measures
 from fleet.engines.keras.models import build_model, returns_predictions
+from fleet.engines.keras.named_parts import integer_inputs
 from fleet.engines.keras.network import KerasNetwork
 from fleet.engines.keras.optimizer import (
     ScalableRate,

@@ -10,8 +10,7 @@ import keras
 import numpy as np
 
 from fleet.engines.keras.export import short_error
-from fleet.engines.keras.inputs import structured_for
-from fleet.engines.keras.outputs import outputs_by_target
+from fleet.engines.keras.named_parts import input_structure, outputs_by_target, structured_for
 from fleet.errors import UserError
 from fleet.storage.files import atomic_write_with
 from preprocess.record_target import RecordTarget
@@ -38,20 +37,21 @@ class EnsembleModel:
         models = [_load(file) for file in files]
         _check_separate_weights(files, models)
         first = models[0]
-        if isinstance(first.input, dict):
+        structure = input_structure(first)
+        if isinstance(structure, dict):
             inputs: Any = {
                 name: keras.Input(symbolic.shape[1:], name=name, dtype=symbolic.dtype)
-                for name, symbolic in first.input.items()
+                for name, symbolic in structure.items()
             }
-        elif isinstance(first.input, list):
+        elif isinstance(structure, list):
             inputs = {
                 symbolic.name: keras.Input(
                     symbolic.shape[1:], name=symbolic.name, dtype=symbolic.dtype
                 )
-                for symbolic in first.input
+                for symbolic in structure
             }
         else:
-            inputs = keras.Input(first.input_shape[1:], name="images", dtype=first.input.dtype)
+            inputs = keras.Input(structure.shape[1:], name="images", dtype=structure.dtype)
         self._is_precise = any(symbolic.dtype == "float64" for symbolic in first.inputs)
         self._targets = None if isinstance(kind, str) else kind
         kinds: dict[str, str] = {"": kind} if isinstance(kind, str) else {}
@@ -142,7 +142,8 @@ def to_onnx(file: Path, path: Path) -> None:
         # The exporter requires a model that has been called.
         model(
             keras.tree.map_structure(
-                lambda symbolic: np.zeros((1, *symbolic.shape[1:]), symbolic.dtype), model.input
+                lambda symbolic: np.zeros((1, *symbolic.shape[1:]), symbolic.dtype),
+                input_structure(model),
             )
         )
         model.export(path, format="onnx", verbose=False)

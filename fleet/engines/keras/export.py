@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from fleet.engines.keras.inputs import integer_inputs, structured_for
+from fleet.engines.keras.named_parts import integer_inputs, structured_for
 from fleet.errors import ModelError
 from fleet.spec.model import one_line
 from preprocess.sample import SampleSpec

@@ -18,8 +18,9 @@ import tensorflow as tf
 from fleet.engines.base import INDEX, WIDTH
 from fleet.engines.batch_transforms import transformed_sample
 from fleet.engines.keras.exchange import Exchange, HorovodExchange, NoExchange
-from fleet.engines.keras.inputs import Inputs, integer_inputs, model_inputs, row_spec
+from fleet.engines.keras.inputs import Inputs, model_inputs, row_spec
 from fleet.engines.keras.losses import OPS
+from fleet.engines.keras.named_parts import integer_inputs
 from fleet.engines.keras.optimizer import drop_unconnected
 from fleet.engines.keras.outputs import joined_outputs, target_spec, targets_of
 from fleet.engines.keras.own_step import KerasStep

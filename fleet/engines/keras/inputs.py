@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from fleet.engines.keras.deferred_augmentation import augment_deferred
+from fleet.engines.keras.named_parts import integer_inputs
 from fleet.spec.model import InputShape
 from preprocess.base import INPUT
 from preprocess.sample import SampleSpec, mask_of
@@ -67,22 +68,6 @@ def takes_cut_rows(model: keras.Model, sample: SampleSpec) -> bool:
     symbolic_inputs = {tensor.name: tensor for tensor in getattr(model, "inputs", None) or ()}
     names = [name for padded in sample.varying for name in (padded, mask_of(padded))]
     return all(symbolic_inputs[name].shape[1] is None for name in names if name in symbolic_inputs)
-
-
-def integer_inputs(sample: SampleSpec) -> dict[str, tuple[int, ...]]:
-    """Return the names of the inputs that stay whole numbers, with some of their values.
-
-    Without values of the data, those of several inputs are 0 and 1; a single input is left out.
-    """
-    integers = {}
-    for name, part in sample.by_input.items():
-        values = getattr(part.input, "values", ())
-        if not values and sample.parts:
-            values = (0, 1)
-        is_whole = len(part.input.shape) != 3 and np.dtype(part.input.dtype).kind in "iu"
-        if values and is_whole and part.affine is None:
-            integers[name] = values
-    return integers
 
 
 def model_inputs(rows: tf.Tensor, sample: SampleSpec) -> Inputs:
@@ -171,21 +156,6 @@ def _random(
     if values:
         return np.random.choice(np.array(values, np.int32), (rows, *shape))
     return np.random.uniform(low, 1.0, (rows, *shape)).astype(np.float32)
-
-
-def structured_for(model: keras.Model, samples: Any) -> Any:
-    """Return named samples in the structure that a functional model has been made with.
-
-    Keras sorts a mapping by name before a symbolic call, also for a model of a list of inputs.
-    """
-    if not isinstance(samples, dict) or not getattr(model, "inputs", None):
-        return samples
-    structure = model.input
-    if isinstance(structure, list | tuple):
-        return [samples[symbolic.name] for symbolic in structure]
-    if isinstance(structure, keras.KerasTensor):
-        return samples[structure.name]
-    return samples
 
 
 def symbolic_samples(shape: InputShape, make: Any) -> Any:

@@ -31,7 +31,8 @@ from fleet.engines.custom import (
 )
 from fleet.engines.keras.gradients import keep_gradients_with_graphs
 from fleet.engines.keras.inputs import random_samples, symbolic_samples
-from fleet.engines.keras.outputs import joined_outputs, outputs_by_target
+from fleet.engines.keras.named_parts import outputs_by_target
+from fleet.engines.keras.outputs import joined_outputs
 from fleet.errors import ModelError, NetworkWarning, UserError
 from fleet.spec.layers import Layer, layers_of
 from fleet.spec.measures import Measure

@@ -8,15 +8,14 @@ target is a part.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from fleet.engines.keras.inputs import field_of
-from fleet.errors import ModelError
-from preprocess.record_target import RecordTarget, record_of
+from fleet.engines.keras.named_parts import outputs_by_target
+from preprocess.record_target import record_of
 from preprocess.target import TargetSpec
 
 
@@ -39,46 +38,6 @@ def targets_of(rows: tf.Tensor, target: TargetSpec) -> Any:
         size = math.prod(part.shape) * part.dtype.itemsize
         targets[name] = field_of(rows[:, start : start + size], part.dtype, part.shape)
     return targets
-
-
-def outputs_by_target(model: keras.Model, returned: Any, target: RecordTarget) -> dict[str, Any]:
-    """Return what a model returned for each of several targets by name.
-
-    Args:
-        model: the model, whose outputs may have the names of the targets.
-        returned: a mapping by name, or a list in the order of the targets.
-        target: the targets.
-
-    Raises:
-        ModelError: it is something else, or lacks a target.
-    """
-    names = tuple(target.parts)
-    listed = ", ".join(names)
-    if isinstance(returned, Mapping):
-        outputs = dict(returned)
-    elif isinstance(returned, tuple | list):
-        of_model = list(getattr(model, "output_names", None) or ())
-        if len(returned) != len(names):
-            raise ModelError(
-                f"the model returns {len(returned)} outputs, and there are {len(names)} targets; "
-                f"it should return one for each, in this order: {listed}"
-            )
-        in_order = of_model if set(of_model) == set(names) else names
-        outputs = dict(zip(in_order, returned, strict=True))
-    elif len(names) == 1:
-        outputs = {names[0]: returned}
-    else:
-        raise ModelError(
-            "the model returns one output; it should return one for each target, as a list in this "
-            f"order, or as a mapping by name: {listed}"
-        )
-    missing = [name for name in names if name not in outputs]
-    if missing:
-        raise ModelError(
-            f"the model returns no output for the target {missing[0]}; it returns "
-            f"{', '.join(map(str, outputs))}, and should return one for each of {listed}"
-        )
-    return {name: outputs[name] for name in names}
 
 
 def joined_outputs(model: keras.Model, returned: Any, target: TargetSpec) -> tf.Tensor:

@@ -52,6 +52,10 @@ def made_up(*networks, **more):
         "params": {"policy": "adaptive"},
         "spaces": {"net": SPACE},
         "files": {},
+        "user": "me",
+        "facts": {"host": "node1", "command": "mpirun -n 3 python -m fleet.run digits.yaml"},
+        "best": networks[0].name,
+        "model": None,
         **more,
     }
     return TrackedRun(networks=networks, **facts)

@@ -3,12 +3,22 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from fleet.__main__ import main
 from fleet.api import read_history, read_results
+from fleet.domain.network import NetworkStatus, Outcome
+from fleet.export.tracked_run import read_tracked_run
 from fleet.export.trackers import write
+from fleet.prediction.sample_file import write_sample
+from fleet.spec import parse
+from fleet.storage.paths import RunPaths
+from preprocess.sample import ArraySpec, SampleSpec
+from preprocess.target import TargetSpec
 from tests.fleet.export.conftest import CHANGED, EARLY, LATE, RATE
+from tests.fleet.histories import apply_status, results_of
+from tests.fleet.logs import LOG, as_text
 
 tracking = pytest.importorskip(
     "mlflow.tracking", reason="MLflow is not installed: make test-track has it"
@@ -82,6 +92,97 @@ def test_mlflow_run_is_a_parent_with_a_child_per_network(path, before):
     assert [step for step, *_ in store.epochs(children["plain"], "loss")] == [1, 2]
     assert (first.info.start_time, first.info.end_time) == (1_000_000, 1_240_000)
     assert children["net-2"].data.tags["fleet.reason"] == "failed"
+
+
+def test_mlflow_parent_has_numbers_of_the_best_network(path):
+    best = replace(
+        LATE.networks[0],
+        facts={"reason": "4 epochs", "best_epoch": 4, "parameters": 1234, "test_accuracy": 0.9},
+    )
+    networks = (best, *LATE.networks[1:])
+    for run in (replace(EARLY, best=""), replace(LATE, networks=networks), LATE):
+        write("mlflow", run, path)
+    write("mlflow", replace(LATE, networks=networks), path)
+    store = Store(path)
+    parent, children = store.runs("digits")
+    numbers = {"best_epoch": 4, "parameters": 1234, "test_accuracy": 0.9}
+    assert numbers.items() <= children["net-0"].data.metrics.items()
+    assert parent.data.metrics == {
+        **numbers,
+        "loss": 0.25,
+        "val_accuracy": 0.4,
+        "networks": 5,
+        "networks_finished": 3,
+        "networks_pruned": 1,
+        "networks_failed": 1,
+    }
+    assert [step for step, *_ in store.epochs(parent, "val_accuracy")] == [11]
+    assert (parent.data.tags["fleet.best"], parent.data.tags[f"fleet.best.{RATE}"]) == (
+        "net-0",
+        "0.01",
+    )
+
+
+def test_mlflow_runs_have_user_and_source(path):
+    write("mlflow", LATE, path)
+    parent, children = Store(path).runs("digits")
+    for run in (parent, *children.values()):
+        assert run.info.user_id == run.data.tags["mlflow.user"] == "me"
+        assert run.data.tags["mlflow.source.name"] == LATE.facts["command"]
+        assert run.data.tags["mlflow.source.type"] == "LOCAL"
+    assert parent.data.tags["fleet.host"] == "node1"
+
+
+def exported_run(folder):
+    """Write a run with a finished network, which Keras exported; return the network and paths."""
+    keras = pytest.importorskip("keras")
+    paths = RunPaths(folder / "run")
+    sample = SampleSpec(ArraySpec((3,), "float32"), 2, target=TargetSpec("class", 2))
+    paths.root.mkdir()
+    paths.spec.write_text("models: [{family: softmax, name: a}]\n")
+    write_sample(paths, sample, {"": ("cat", "dog")})
+    spec = parse({"models": [{"family": "softmax", "name": "a"}]})
+    apply_status(results_of(spec, paths), "a", NetworkStatus((), Outcome("2 epochs")))
+    log = [event for event in LOG if getattr(event.event, "network", "a") == "a"]
+    paths.events.write_text(as_text(log))
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, keras.layers.Dense(2)(inputs))
+    paths.model("a").mkdir(parents=True, exist_ok=True)
+    model.save(paths.exported("a", ".keras"))
+    return model, paths
+
+
+def test_mlflow_has_the_best_network_as_a_model(path, tmp_path, monkeypatch):
+    pytest.importorskip("pandas")
+    model, paths = exported_run(tmp_path)
+    run = read_tracked_run(paths)
+    assert (run.best, run.model.network) == ("a", "a")
+    write("mlflow", run, path)
+    monkeypatch.setattr(tracking.MlflowClient, "log_artifacts", None)
+    write("mlflow", run, path)  # it is not copied again
+    monkeypatch.undo()
+    import mlflow
+
+    mlflow.set_tracking_uri(f"sqlite:///{path}/mlflow.db")
+    number = (
+        Store(path)
+        .client.search_runs(
+            [Store(path).client.get_experiment_by_name(run.name).experiment_id],
+            "tags.fleet.best = 'a'",
+        )[0]
+        .info.run_id
+    )
+    inputs = np.random.default_rng(0).random((4, 3), np.float32)
+    logits = model.predict(inputs, verbose=0)
+    keras_model = mlflow.keras.load_model(f"runs:/{number}/model")
+    np.testing.assert_allclose(keras_model.predict(inputs, verbose=0), logits, rtol=1e-5)
+    odds = np.exp(logits)
+    predicted = mlflow.pyfunc.load_model(f"runs:/{number}/model").predict(inputs)
+    np.testing.assert_allclose(predicted, odds / odds.sum(axis=1, keepdims=True), rtol=1e-5)
+    paths.exported("a", ".keras").write_bytes(b"another network")
+    write("mlflow", read_tracked_run(paths), path)
+    (copied,) = path.rglob("model/run/models/a/best.keras")
+    assert copied.read_bytes() == b"another network"
 
 
 def test_mlflow_tags_of_restarted_network_are_updated(path):

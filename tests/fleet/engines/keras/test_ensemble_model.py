@@ -51,6 +51,18 @@ def exported(folder, kind, **train):
     return files, images, outputs
 
 
+def test_ensemble_model_joins_sequential_models(tmp_path):
+    import keras
+
+    from fleet.engines.keras.ensemble_model import EnsembleModel
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.save(file := tmp_path / "best.keras")
+    samples = np.random.default_rng(0).random((4, 3), np.float32)
+    predicted = EnsembleModel([file, file], [0.25, 0.75], "value").predict(samples)
+    np.testing.assert_allclose(predicted, model.predict(samples, verbose=0), rtol=1e-5)
+
+
 @pytest.mark.parametrize("kind", TARGETS)
 def test_ensemble_model_predicts_the_weighted_mean(tmp_path, kind):
     from fleet.engines.keras.ensemble_model import EnsembleModel
