@@ -15,9 +15,11 @@ import numpy as np
 from launch.errors import InputError
 from preprocess.pipeline import Pipeline
 from preprocess.sample import FLOAT32_LIMIT, Affine
-from preprocess.transforms.color import Standardize
+from preprocess.transforms.color import ScaleByData, Standardize
 
 _BLOCK = 1024  # samples
+_BLOCK_NUMBERS = 8_000_000  # at most, of samples in a block
+_IMAGES = 2048  # whose means and deviations are as good as those of all
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,9 @@ def compute_standardization(
 ) -> Standardization:
     """Compute means and deviations of the training samples; skip unreadable ones.
 
+    Of images, whose many pixels differ little from image to image, 2048 are read at most, spread
+    over the data.
+
     Args:
         transforms: see :class:`Standardization`.
         pipeline: prepares the samples, without randomness.
@@ -105,20 +110,25 @@ def compute_standardization(
     """
     number_of = np.zeros(pipeline.samples, np.int64) if folds is None else folds
     moments: dict[int, Moments] = {}
-    for first in range(0, pipeline.samples, _BLOCK):
-        indices = np.arange(first, min(first + _BLOCK, pipeline.samples))
+    rows = pipeline.samples
+    if isinstance(how, ScaleByData):
+        rows = min(rows, _IMAGES)
+    chosen = np.linspace(0, pipeline.samples - 1, rows).astype(np.int64)
+    block = max(1, min(_BLOCK, _BLOCK_NUMBERS // max(1, pipeline.sample.input.size)))
+    for first in range(0, rows, block):
+        indices = chosen[first : first + block]
         inputs, targets = pipeline.empty(len(indices))
         pipeline.load(indices, 0, inputs, targets, training=False)
         usable = pipeline.sample.target.is_usable(targets)
         for number in np.unique(number_of[indices][usable]).tolist():
-            rows = inputs[usable & (number_of[indices] == number)]
-            added = Moments.of(rows.reshape(-1, how.features(pipeline.sample.input.shape)))
+            numbers = inputs[usable & (number_of[indices] == number)]
+            added = Moments.of(numbers.reshape(-1, how.features(pipeline.sample.input.shape)))
             if number in moments:
                 added = moments[number] + added
             moments[number] = added
         progress(len(indices))
     if len(moments) < (1 if folds is None else 2):
-        raise InputError("transforms: standardize: no training sample can be read")
+        raise InputError(f"transforms: {how.written}: no training sample can be read")
     affine = reduce(Moments.__add__, (moments[number] for number in sorted(moments))).affine()
     if folds is None:
         return Standardization(transforms, affine)

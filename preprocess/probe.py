@@ -176,10 +176,10 @@ def _probe_input(
     probed = _probe_usable(chain)
     array = _common_array_spec(probed)
     is_picture = array.dtype == "uint8" and len(array.shape) == 3
-    if is_picture and transforms and isinstance(transforms[-1], Standardize):
+    if is_picture and transforms and type(transforms[-1]) is Standardize:
         raise InputError(
             "transforms: standardize is for tables and arrays of other numbers, and samples are "
-            f"{array}, images; use scale instead"
+            f"{array}, images; use scale, or scale: data for the mean and deviation of the images"
         )
     if chain.affine is not None:
         chain.affine.check(array.shape[-1] if array.shape else 1)

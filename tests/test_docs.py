@@ -23,7 +23,8 @@ from tests.test_layers import MAY_IMPORT
 README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
 COMMUNITY = [ROOT / name for name in ("CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md")]
 # The changelog also has former names.
-PAGES = [README, *COMMUNITY, *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = ROOT / "examples/README.md"
+PAGES = [README, EXAMPLES, *COMMUNITY, *sorted((ROOT / "docs").rglob("*.md"))]
 SPEC_PARTS = {"data", "train", "schedule", "profile", "resources", "checkpoint"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -111,6 +112,14 @@ def test_index_lists_every_page():
     listed = {(index.parent / link).resolve() for link in links(index.read_text(encoding="utf-8"))}
     assert [
         page for page in PAGES if page.parent == index.parent and page not in {*listed, index}
+    ] == []
+
+
+def test_examples_are_listed():
+    listed = " ".join(spans(EXAMPLES.read_text(encoding="utf-8")))
+    examples = [*EXAMPLES.parent.rglob("*.yaml"), *EXAMPLES.parent.glob("*.py")]
+    assert [
+        path.name for path in examples if str(path.relative_to(EXAMPLES.parent)) not in listed
     ] == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -17,8 +18,9 @@ from fleet.storage.results import Status
 from launch.errors import pluralize
 from scheduler.simulation.ensemble import Stint
 
-NAMED = 10  # best networks, which are in color before any is selected
+NAMED = 12  # best networks, which are in color before any is selected
 DRAWN = 200  # maximum number of curves of a chart, and of lines of descent
+_MAX_GROUPS = 8  # maximum number of losses, accuracies and metrics with curves
 POINTS = 150  # maximum number of points of a curve
 MAX_TRIALS = 1000  # maximum number of drawn trials of a search
 BARS = 6000  # maximum number of bars of a timeline, beyond which narrow ones are merged
@@ -41,11 +43,8 @@ def make_charts(report: RunReport) -> dict[str, Any]:
     by their first device.
     """
     account = report.account
+    index = number_networks(report)
     stints = sorted(account.stints, key=lambda stint: stint.start_s)
-    names = list(
-        dict.fromkeys([*(stint.name for stint in stints), *(row.name for row in report.rows)])
-    )
-    index = {name: number for number, name in enumerate(names)}
     seconds = max(account.seconds, account.simulated_s or 0.0)
     timelines = {"timeline": _timeline(report, stints, 1.0, seconds, index)}
     if account.replay is not None:
@@ -53,13 +52,20 @@ def make_charts(report: RunReport) -> dict[str, Any]:
             report, account.replay.simulated.stints, account.time_scale, seconds, index
         )
     return {
-        "networks": names,
+        "networks": list(index),
         "statuses": STATUS_COLORS,
         "best": [index[name] for name, _ in report.histories[:NAMED] if name in index],
         "curves": list(_curves(report, index)),
         "timelines": timelines,
         "searches": [_search(search, account.seconds, index) for search in report.searches],
     }
+
+
+def number_networks(report: RunReport) -> dict[str, int]:
+    """Return the index of each network in charts: they are ordered by their first device."""
+    stints = sorted(report.account.stints, key=lambda stint: stint.start_s)
+    names = [*(stint.name for stint in stints), *(row.name for row in report.rows)]
+    return {name: number for number, name in enumerate(dict.fromkeys(names))}
 
 
 def as_script(charts: Mapping[str, Any]) -> str:
@@ -96,34 +102,76 @@ def _rounded(value: float | None) -> float | None:
 # ---- curves over epochs ------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Curve:
+    """A value over epochs.
+
+    Attributes:
+        title: its name for readers.
+        group: what it has in common with another curve, such as the loss of other samples.
+        part: ``training`` or ``validation``; empty for what belongs to none.
+        value: returns it for an epoch.
+        is_in_overview: whether the page of all networks has a chart of it.
+    """
+
+    title: str
+    group: str
+    part: str
+    value: Callable[[EpochRecord], float]
+    is_in_overview: bool
+
+
 def _curves(report: RunReport, index: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield charts of losses and accuracies that have a value; targets may have no classes."""
-    charts: dict[str, Callable[[EpochRecord], float]] = {"training loss": attrgetter("loss")}
-    histories = report.histories
-    if all(math.isnan(_accuracy(record)) for _, history in histories for record in history):
-        charts["validation loss"] = attrgetter("val_loss")
-    else:
-        charts["accuracy"] = _accuracy
-    for title, value in charts.items():
-        drawn = histories
-        if value is _accuracy:
-            drawn = tuple(
-                (name, history)
-                for name, history in histories
-                if not all(math.isnan(_accuracy(record)) for record in history)
+    """Yield charts of losses, accuracies and metrics that have a value."""
+    for curve in _curves_of(report.histories):
+        drawn = [
+            (name, history)
+            for name, history in report.histories
+            if any(math.isfinite(curve.value(record)) for record in history)
+        ]
+        yield {
+            "title": curve.title,
+            "group": curve.group,
+            "part": curve.part,
+            "overview": curve.is_in_overview,
+            "lines": [
+                _line(*network, curve.value, index) for network in subsample(drawn, NAMED, DRAWN)
+            ],
+        }
+
+
+def _curves_of(histories: Sequence[tuple[str, Sequence[EpochRecord]]]) -> list[_Curve]:
+    """Return the values that any epoch has: losses first, then accuracies and metrics."""
+    records = [record for _, history in histories for record in history]
+    metrics = dict.fromkeys(name for record in records for name in record.metrics)
+    groups = dict.fromkeys(
+        ["loss", "accuracy", *(name.removeprefix("val_") for name in metrics)],
+    )
+    curves = []
+    for group in list(groups)[:_MAX_GROUPS]:
+        parts = {
+            part: _value_of(f"{prefix}{group}")
+            for part, prefix in (("training", ""), ("validation", "val_"))
+        }
+        measured = [
+            part
+            for part, value in parts.items()
+            if any(math.isfinite(value(record)) for record in records)
+        ]
+        curves += [
+            _Curve(
+                f"{part} {group}", group, part, parts[part], group == "loss" or part == measured[-1]
             )
-        if any(math.isfinite(value(record)) for _, history in drawn for record in history):
-            yield {
-                "title": title,
-                "lines": [_line(*curve, value, index) for curve in subsample(drawn, NAMED, DRAWN)],
-            }
+            for part in measured
+        ]
+    rate = attrgetter("learning_rate")
+    if any(len(set(map(rate, history))) > 1 for _, history in histories):
+        curves.append(_Curve("learning rate", "learning rate", "", rate, False))
+    return curves
 
 
-def _accuracy(record: EpochRecord) -> float:
-    """Return the validation accuracy, or the training accuracy without validation data."""
-    if math.isnan(record.val_accuracy):
-        return record.accuracy
-    return record.val_accuracy
+def _value_of(name: str) -> Callable[[EpochRecord], float]:
+    return lambda record: record.value(name)
 
 
 def _line(
@@ -132,10 +180,12 @@ def _line(
     value: Callable[[EpochRecord], float],
     index: Mapping[str, int],
 ) -> list[Any]:
+    """Return the network, its epochs (None if they count from 1), and their values."""
     records = subsample(history, 1, POINTS)
+    epochs = [record.epoch for record in records]
     return [
         index.get(name, -1),
-        [record.epoch for record in records],
+        None if epochs == list(range(1, len(epochs) + 1)) else epochs,
         [_rounded(value(record)) for record in records],
     ]
 

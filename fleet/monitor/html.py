@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from fleet.monitor.accounting import ACTIVITIES, Account
 from fleet.monitor.charts import (
@@ -18,9 +16,13 @@ from fleet.monitor.charts import (
     as_script,
     is_crowded,
     make_charts,
+    number_networks,
     subsample,
 )
+from fleet.monitor.html_parts import html_details, html_legend, html_note, html_table
 from fleet.monitor.importance import importance_of
+from fleet.monitor.network_pages import make_network_pages
+from fleet.monitor.provenance import best_network, provenance, state_of
 from fleet.monitor.report import RunReport, best_rows
 from fleet.monitor.search_summary import (
     FRONT_TITLE,
@@ -34,7 +36,6 @@ from fleet.monitor.search_summary import (
 from fleet.prediction.ensembles import TABLE_NOTE, TABLE_TITLE, make_table
 from fleet.storage.files import atomic_write
 from fleet.storage.leaderboard import short_names
-from fleet.storage.results import Status
 from fleet.units import format_duration
 from launch.errors import pluralize
 
@@ -48,6 +49,7 @@ _SPENT = {
     )
 }
 
+_PARAMETERS = 30  # maximum number of drawn parameters with a column in the leaderboard
 _ROWS = 30  # rows per network in the table of losses
 _STINTS = 200  # rows of the table of device assignments
 
@@ -79,16 +81,18 @@ def render(report: RunReport, every_s: float | None = None, skip_slow: bool = Fa
         skip_slow: True to leave out what takes seconds to compute, because devices wait for it.
     """
     account = report.account
-    headers, rows, left_out = best_rows(report.rows)
+    headers, rows, left_out = best_rows(report.rows, _PARAMETERS)
     body = [
         f"<h1>{escape(report.name)}</h1>",
+        state_of(report),
         _summary(report),
-        _note(report.data_changes),
-        "<noscript><p class=note>The charts need JavaScript, which is disabled. The tables show "
-        "the same numbers.</p></noscript>",
+        html_note(report.data_changes),
+        "<noscript><p class=note>The charts and the pages of single networks need JavaScript, "
+        "which is disabled. The tables show the same numbers.</p></noscript>",
+        best_network(report),
         "<h2>Leaderboard</h2>",
         html_table(headers, rows),
-        _note(left_out),
+        html_note(left_out),
         *_ensembles(report),
         "<h2>Learning curves</h2>",
         *_curves(report),
@@ -106,14 +110,17 @@ def render(report: RunReport, every_s: float | None = None, skip_slow: bool = Fa
         _stints(account),
         f"<h2>{account.device} time</h2>",
         _shares(account),
-        _note(report.cache_summary),
-        _note(report.input_summary),
-        _note(report.missed_summary and f"{report.missed_summary}."),
+        html_note(report.cache_summary),
+        html_note(report.input_summary),
+        html_note(report.missed_summary and f"{report.missed_summary}."),
         *_startup(account),
         "<h2>Comparison with a simulation</h2>",
         _comparison(account),
         "<div id=simulated></div>",
+        *provenance(report),
     ]
+    is_quick = skip_slow or every_s is not None
+    pages = make_network_pages(report, number_networks(report), is_quick)
     seconds = None if every_s is None else max(1, round(every_s))
     # A script reloads the page while it is updated; without scripts, the meta element does.
     if seconds is None:
@@ -128,7 +135,7 @@ def render(report: RunReport, every_s: float | None = None, skip_slow: bool = Fa
         body="\n".join(body),
         library=_data("echarts.min.js"),
         script=_data("report.js"),
-        data=as_script(make_charts(report)),
+        data=as_script(make_charts(report) | {"pages": pages}),
     )
 
 
@@ -138,12 +145,16 @@ def _data(name: str) -> str:
 
 _PAGE = """<!doctype html>
 <html lang="en" data-every="{every}">
-<head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
     {again}<title>{title}</title>
 <style>
 {style}</style></head>
 <body>
+<main>
 {body}
+</main>
+<article hidden></article>
 <script type="application/json" id="data">{data}</script>
 <script>{library}</script>
 <script>
@@ -187,59 +198,6 @@ def _summary(report: RunReport) -> str:
     )
 
 
-def html_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a table with numbers aligned to the right; rows of networks carry their names."""
-    numeric = [all(_is_number(row[column]) for row in rows) for column in range(len(headers))]
-
-    def cell(tag: str, value: Any, column: int) -> str:
-        if numeric[column]:
-            kind = "number"
-        elif value == Status.FAILED:
-            kind = "failed"
-        else:
-            kind = ""
-        text = "" if value is None else escape(str(value))
-        return f"<{tag}{f' class={kind}' if kind else ''}>{text}</{tag}>"
-
-    def line(row: Sequence[Any]) -> str:
-        cells = "".join(cell("td", value, column) for column, value in enumerate(row))
-        return f"<tr{named(row)}>{cells}</tr>"
-
-    def named(row: Sequence[Any]) -> str:
-        if "network" in headers:
-            return f' data-network="{escape(str(row[headers.index("network")]))}"'
-        return ""
-
-    head = "".join(cell("th", header, column) for column, header in enumerate(headers))
-    return (
-        f"<div class=table><table><thead><tr>{head}</tr></thead>\n<tbody>"
-        + "\n".join(map(line, rows))
-        + "</tbody></table></div>"
-    )
-
-
-def _details(title: str, table: str) -> str:
-    return f"<details><summary>{title}</summary>{table}</details>"
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return value in ("", None) or math.isfinite(float(value))
-    except (TypeError, ValueError, OverflowError):
-        return False
-
-
-def _legend(items: Iterable[tuple[str, str]]) -> str:
-    return (
-        "<div class=legend>"
-        + "".join(
-            f'<span><i style="background:{colour}"></i>{escape(name)}</span>'
-            for name, colour in items
-        )
-        + "</div>"
-    )
-
-
 def _ensembles(report: RunReport) -> list[str]:
     """Return the scores of ensembles; empty if they were not computed."""
     if not report.ensembles:
@@ -255,7 +213,7 @@ def _search(search: SearchReport, number: int, skip_slow: bool) -> list[str]:
     """Return the section of a search: best values, its space, and lines of descent."""
     title = f"<h2>{escape(search.title)}</h2>"
     if not search.trials:
-        return [title, _note(search.summary)]
+        return [title, html_note(search.summary)]
     if not search.improvements:
         return [title, "<p class=note>None of its networks has a value yet.</p>"]
     if len(search.trials) <= DRAWN:
@@ -300,12 +258,12 @@ def _search(search: SearchReport, number: int, skip_slow: bool) -> list[str]:
         f"{drawn}. Drag along an axis to select a range:</p>",
         _chart_element(number, "parallel"),
         _chart_element(number, "keys"),
-        _legend(
+        html_legend(
             (str(status), fill)
             for status, fill in STATUS_COLORS.items()
             if any(trial.status is status for trial in search.trials)
         ),
-        _details("The best networks as a table", html_table(*trials_table(search))),
+        html_details("The best networks as a table", html_table(*trials_table(search))),
         *_importance(search, skip_slow),
         *descent,
     ]
@@ -317,20 +275,20 @@ def _importance(search: SearchReport, skip_slow: bool) -> list[str]:
     if importance is None:
         return []
     rows = "".join(
-        f"<tr><td>{escape(name)}</td><td class=number>{share:.0%}</td><td><i class=share "
-        f'style="width:{300 * share:.0f}px"></i></td></tr>'
+        f"<tr><td>{escape(name)}</td><td class=number>{share:.0%}</td><td class=bar><i class=share "
+        f'style="width:{share:.0%}"></i></td></tr>'
         for name, share in zip(
             short_names(list(importance.shares)), importance.shares.values(), strict=True
         )
     )
     head = "<tr><th>key</th><th>importance</th><th></th></tr>"
     table = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
-    return [_note(importance.summary), table if rows else ""]
+    return [html_note(importance.summary), f"<div class=table>{table}</div>" if rows else ""]
 
 
 def _chart_element(number: int, chart: str) -> str:
     """Return the element that a chart of a search is drawn into."""
-    return f'<div class=row id="search-{number}-{chart}"></div>'
+    return f'<div class=grid id="search-{number}-{chart}"></div>'
 
 
 def _rungs(report: RunReport) -> list[str]:
@@ -351,20 +309,31 @@ def _curves(report: RunReport) -> list[str]:
             f" {DRAWN - NAMED} of the other {count - NAMED} are drawn, evenly spaced "
             "from the best to the worst."
         )
+    names = ("loss", "val_loss", "accuracy", "val_accuracy")
+    best = report.histories[:NAMED]
+    columns = [
+        name
+        for name in names
+        if any(math.isfinite(record.value(name)) for _, history in best for record in history)
+    ]
     rows = [
-        [name, record.epoch, f"{record.loss:.4g}"]
-        for name, history in report.histories[:NAMED]
+        [name, record.epoch, *(_formatted(record.value(column)) for column in columns)]
+        for name, history in best
         for record in subsample(history, 1, _ROWS)
     ]
     return [
-        "<p class=note>Click a network, here or in a table, to highlight it in all "
-        f"charts.{gray}</p>",
-        "<div class=row id=curves></div><div class=legend id=legend></div>",
-        _details(
-            "Training losses of the best networks as a table",
-            html_table(["network", "epoch", "loss"], rows),
+        "<p class=note>Point at a curve to see its network, and click it to highlight the network "
+        f"in all charts.{gray} Drag over a chart to zoom; a double click shows all again.</p>",
+        "<div id=controls></div><div class=grid id=curves></div><div class=legend id=legend></div>",
+        html_details(
+            "The curves of the best networks as a table",
+            html_table(["network", "epoch", *columns], rows),
         ),
     ]
+
+
+def _formatted(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) else ""
 
 
 def _stints(account: Account) -> str:
@@ -378,7 +347,7 @@ def _stints(account: Account) -> str:
         ]
         for stint in account.stints[:_STINTS]
     ]
-    return _details(
+    return html_details(
         f"The first {len(rows)} of {len(account.stints)} bars as a table",
         html_table(["network", f"{account.device}s", "start, s", "end, s"], rows),
     )
@@ -395,7 +364,7 @@ def _shares(account: Account) -> str:
     )
     return (
         f"<div class=shares>{bar}</div>"
-        + _legend(_SPENT.values())
+        + html_legend(_SPENT.values())
         + html_table(
             ["", f"{account.device}-seconds", "share"],
             [
@@ -418,12 +387,6 @@ def _startup(account: Account) -> list[str]:
             [[part, f"{seconds:.2f}"] for part, seconds in account.startup],
         ),
     ]
-
-
-def _note(text: str) -> str:
-    if text:
-        return f"<p class=note>{escape(text[0].upper() + text[1:])}</p>"
-    return ""
 
 
 def _comparison(account: Account) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fleet.domain.events import SupplyChanged
@@ -16,7 +17,7 @@ from fleet.domain.timeline import replay_log
 from fleet.errors import UserError
 from fleet.gc_pause import paused_collection
 from fleet.monitor.accounting import Account, account
-from fleet.monitor.run_history import read_log, read_past_run
+from fleet.monitor.run_history import read_log, read_past_run, resolve_spec
 from fleet.monitor.search_summary import (
     RungReport,
     SearchReport,
@@ -28,9 +29,11 @@ from fleet.spec import Spec
 from fleet.spec.model import one_line
 from fleet.storage import leaderboard
 from fleet.storage import results as table
+from fleet.storage.network_leases import find_held_lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.run_spec import load_run_spec
 from launch.errors import pluralize
+from preprocess.sample import SampleSpec
 
 _SHUFFLES = {
     "network": "Each network has its own shuffle in each epoch, so the schedule does not change "
@@ -56,6 +59,11 @@ class RunReport:
         rungs: epochs at which networks were paused or pruned, lowest first.
         ensembles: scores of the best networks combined, once the run has ended.
         data_now: changes of the data since the run, as text.
+        paths: paths of the run.
+        spec: its spec, with added networks and defaults that follow from the data; None if it
+            cannot be read, for example because a module is missing.
+        samples: the sample of each input pipeline; empty if none was stored.
+        is_live: whether a launch is working on the run.
     """
 
     name: str
@@ -67,6 +75,10 @@ class RunReport:
     rungs: tuple[RungReport, ...]
     ensembles: tuple[EnsembleResult, ...] = ()
     data_now: tuple[str, ...] = ()
+    paths: RunPaths | None = None
+    spec: Spec | None = None
+    samples: Mapping[str, SampleSpec] = field(default_factory=dict)
+    is_live: bool = False
 
     @property
     def data_changes(self) -> str:
@@ -182,13 +194,19 @@ def _after(epochs: Mapping[str, int]) -> str:
     )
 
 
-def best_rows(rows: Sequence[table.NetworkResult]) -> tuple[list[str], list[list[Any]], str]:
+def best_rows(
+    rows: Sequence[table.NetworkResult], parameters: int = leaderboard.SHOWN_PARAMETERS
+) -> tuple[list[str], list[list[Any]], str]:
     """Return headers and rows of the table of results, and a note on what it leaves out.
 
     It shows the best networks; the others, and drawn parameters without a column, are in
     ``results.csv``.
+
+    Args:
+        rows: the networks, best first.
+        parameters: maximum number of drawn parameters with a column.
     """
-    headers, lines = leaderboard.leaderboard(rows)
+    headers, lines = leaderboard.leaderboard(rows, parameters)
     notes = []
     omitted = table.without_means(rows[MAX_ROWS:])
     counts = Counter(str(row.status) for row in omitted)
@@ -199,7 +217,7 @@ def best_rows(rows: Sequence[table.NetworkResult]) -> tuple[list[str], list[list
             f"These are the best {total - len(omitted)} of {total} networks. See results.csv for "
             f"all; not shown: {left_out}."
         )
-    more = leaderboard.varied_parameters(rows)[leaderboard.SHOWN_PARAMETERS :]
+    more = leaderboard.varied_parameters(rows)[parameters:]
     if more:
         notes.append(
             f"Networks also differ in {', '.join(leaderboard.short_names(more))}: see `drawn` in "
@@ -228,7 +246,12 @@ def read_report(paths: RunPaths) -> RunReport:
     if run_account is None:
         raise UserError(f"{_log_path(paths)} has no launch yet, so there is nothing to report")
     report = _report(paths, run, rows, run_account)
-    return replace(report, ensembles=tuple(read_ensembles(paths.root)))
+    launch = run.launches[-1]
+    return replace(
+        report,
+        ensembles=tuple(read_ensembles(paths.root)),
+        is_live=not launch.has_ended and find_held_lease(paths) is not None,
+    )
 
 
 @paused_collection()
@@ -244,7 +267,7 @@ def report_at(paths: RunPaths, t_s: float) -> RunReport:
     """
     past = read_past_run(paths, t_s)
     run_account = _account(paths, past.run) or Account(0.0, past.spec.schedule.policy)
-    return _report(paths, past.run, past.rows, run_account, past.spec)
+    return _report(paths, past.run, past.rows, run_account, past.spec, past.samples)
 
 
 def _log_path(paths: RunPaths) -> Path:
@@ -268,10 +291,18 @@ def _report(
     rows: Sequence[table.NetworkResult],
     run_account: Account,
     spec: Spec | None = None,
+    samples: Mapping[str, SampleSpec] = MappingProxyType({}),
 ) -> RunReport:
+    has_search = bool(run.searches or run.added)
+    if spec is None:
+        try:
+            spec, samples = resolve_spec(paths, load_run_spec(paths), run)
+        except UserError:
+            if has_search:
+                raise
     searches: tuple[SearchReport, ...] = ()
-    if run.searches or run.added:
-        searches = make_search_reports(spec or load_run_spec(paths), run, rows)
+    if spec is not None and has_search:
+        searches = make_search_reports(spec, run, rows)
     return RunReport(
         paths.root.resolve().name,
         run,
@@ -280,4 +311,7 @@ def _report(
         run_account,
         searches,
         make_rung_reports(run, rows),
+        paths=paths,
+        spec=spec,
+        samples=samples,
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ class PastRun:
         spec: the spec, with networks that were added while the run went on.
         run: its state.
         rows: the rows of its table, best network first.
+        samples: the sample of each input pipeline; empty if none was stored.
         is_going_on: True if its log does not end with the end of a launch.
     """
 
@@ -51,6 +53,7 @@ class PastRun:
     run: RunState
     rows: tuple[NetworkResult, ...]
     is_going_on: bool
+    samples: Mapping[str, SampleSpec] = field(default_factory=dict)
 
 
 def read_log(paths: RunPaths) -> list[LoggedEvent]:
@@ -77,11 +80,7 @@ def read_past_run(paths: RunPaths, t_s: float = math.inf) -> PastRun:
     spec = load_run_spec(paths)
     log = log_until(read_log(paths), t_s)
     run = replay_log(log, spec)
-    spec, samples = with_added_networks(spec, run), _samples(paths, spec)
-    if samples:
-        spec = with_data_defaults(
-            spec, {pipeline: (sample.target, {}) for pipeline, sample in samples.items()}
-        )
+    spec, samples = resolve_spec(paths, spec, run)
     refused = run.refused
     for network in spec.networks if samples else ():
         if network.name not in refused:
@@ -89,7 +88,27 @@ def read_past_run(paths: RunPaths, t_s: float = math.inf) -> PastRun:
             if parameters is not None:
                 run.set_parameters(network.name, parameters)
     has_ended = bool(log) and isinstance(log[-1].event, LaunchEnded)
-    return PastRun(spec, run, tuple(Results(spec, paths, run).rows()), not has_ended)
+    return PastRun(spec, run, tuple(Results(spec, paths, run).rows()), not has_ended, samples)
+
+
+def resolve_spec(paths: RunPaths, spec: Spec, run: RunState) -> tuple[Spec, dict[str, SampleSpec]]:
+    """Return the spec with added networks and the defaults that follow from the data.
+
+    Args:
+        paths: paths of the run.
+        spec: the spec as it was written.
+        run: the state of the run.
+
+    Returns:
+        The spec, and the sample of each input pipeline; empty if none was stored.
+    """
+    spec = with_added_networks(spec, run)
+    samples = _samples(paths, spec)
+    if samples:
+        spec = with_data_defaults(
+            spec, {pipeline: (sample.target, {}) for pipeline, sample in samples.items()}
+        )
+    return spec, samples
 
 
 def _samples(paths: RunPaths, spec: Spec) -> dict[str, SampleSpec]:

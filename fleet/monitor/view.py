@@ -12,7 +12,7 @@ from fleet.domain import events as ev
 from fleet.domain.events.search import USER
 from fleet.domain.run import RunNetwork, RunState
 from fleet.domain.run_launch import RunGroup
-from fleet.monitor.html import html_table
+from fleet.monitor.html_parts import html_table
 from fleet.monitor.live_screen import progress_of
 from fleet.monitor.progress import Progress
 from fleet.storage.files import STDOUT, storage_errors, with_retries

@@ -157,7 +157,8 @@ def _sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"models: args of {name}", parts[family.__name__]
     transform_list = parts["Data"]["properties"]["transforms"]["oneOf"][0]
     transforms = transform_list["items"]["anyOf"][-1]["properties"]
-    yield from ((f"data.transforms: {name}", transforms[name]) for name in TRANSFORMS)
+    for name in TRANSFORMS:
+        yield f"data.transforms: {name}", transforms[name].get("oneOf", [transforms[name]])[0]
     optimizer = parts["Optimizer"]["properties"]
     group = optimizer["groups"]["anyOf"][0]["items"]["properties"]
     yield (

@@ -159,7 +159,9 @@ class RandomErasing(base.DrawsWindow, base.LeavesPixels):
 class Scale(base.LeavesPixels):
     """Scale pixels 0..255 to numbers that suit networks: (x / 255 - mean) / std, float32.
 
-    If it is the last transform, trainers apply it, so that images travel as uint8.
+    `scale: true` scales them to 0..1, and `scale: data`, at the end of the list, by the mean and
+    deviation of each channel in the training images. If it is the last transform, trainers apply
+    it, so that images travel as uint8.
     """
 
     mean: Annotated[
@@ -213,13 +215,21 @@ class Standardize(base.LeavesPixels):
     ] = "feature"
 
     is_random: ClassVar[bool] = False
+    written: ClassVar[str] = "standardize"  # in a spec
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """Refuse: the pipeline takes it from the end of the list."""
-        raise InputError("standardize must come last")
+        raise InputError(f"{self.written} must come last")
 
     def features(self, shape: Sequence[int]) -> int:
         """Return how many means samples of a shape have."""
         if self.per == "feature" and shape:
             return shape[-1]
         return 1
+
+
+@dataclass(frozen=True, config=base.FORBID)
+class ScaleByData(Standardize):
+    """Scale each channel of images by its mean and deviation in the data: ``scale: data``."""
+
+    written: ClassVar[str] = "scale: data"

@@ -15,6 +15,7 @@ from preprocess.transforms.color import (
     RandomErasing,
     RandomGrayscale,
     Scale,
+    ScaleByData,
     Standardize,
 )
 from preprocess.transforms.decoding import Decode, with_reduced_decoding
@@ -43,6 +44,12 @@ TRANSFORMS: dict[str, type] = {
     "standardize": Standardize,
 }
 
+# Transform -> a word that may stand for its parameters, the transform that is meant by it, and the
+# parameters that may have this word as their value, all of them together.
+_WORDS: dict[str, tuple[str, type, tuple[str, ...]]] = {
+    "scale": ("data", ScaleByData, ("mean", "std")),
+}
+
 
 def parse_transform(item: object) -> Transform:
     """Parse one item of a spec's list of transforms.
@@ -68,6 +75,14 @@ def parse_transform(item: object) -> Transform:
             f"unknown transform {name!r}; there are {transform_name}, or an import path "
             f"module:function"
         )
+    if name in _WORDS:
+        word, meant, names = _WORDS[name]
+        by_data = [parameter for parameter in names if parameters.get(parameter) == word]
+        if by_data and parameters == dict.fromkeys(names, word):
+            return meant()  # type: ignore[no-any-return]
+        if by_data:
+            both = " and ".join(names)
+            raise InputError(f"{name}: {by_data[0]} is {word}; {both} are both {word}, or numbers")
     try:
         return TypeAdapter(TRANSFORMS[name]).validate_python(parameters)
     except ValidationError as error:
@@ -97,7 +112,7 @@ def parse_transforms(items: object) -> tuple[Transform, ...]:
             wrong.append(f"transforms[{index}]: decode must come first; nothing is encoded later")
         if isinstance(transform, Standardize) and index + 1 < len(items):
             wrong.append(
-                f"transforms[{index}]: standardize must come last; networks apply it "
+                f"transforms[{index}]: {transform.written} must come last; networks apply it "
                 f"to their inputs"
             )
         transforms.append(transform)
@@ -130,7 +145,7 @@ def item_schema() -> dict[str, Any]:
                 "minProperties": 1,
                 "maxProperties": 1,
                 "additionalProperties": False,
-                "properties": {name: _schema(name) for name in TRANSFORMS},
+                "properties": {name: _written_forms(name) for name in TRANSFORMS},
                 "patternProperties": {
                     ":": {
                         "type": "object",
@@ -162,7 +177,11 @@ def _name_and_parameters(item: object) -> tuple[str, dict[str, Any]]:
         return item, {}
     if isinstance(item, dict) and len(item) == 1:
         [(name, parameters)] = item.items()
-        parameters = {} if parameters is None else parameters
+        parameters = {} if parameters is None or parameters is True else parameters
+        if parameters is False:
+            raise InputError(f"{name}: false; leave it out of the list")
+        if name in _WORDS and parameters == _WORDS[name][0]:
+            parameters = dict.fromkeys(_WORDS[name][2], parameters)
         if isinstance(name, str) and isinstance(parameters, dict):
             return name, parameters
     raise InputError(
@@ -180,6 +199,22 @@ def _describe_error(name: str, parameters: dict[str, Any], error: Any) -> str:
     if error["type"] == "missing":
         return f"{parameter!r} is missing: {expected}"
     return f"{parameter!r} is {parameters[parameter]!r}; it should be {expected}"
+
+
+def _written_forms(name: str) -> dict[str, Any]:
+    """Return the JSON Schema of what may follow the name of a transform."""
+    schema = _schema(name)
+    forms: list[dict[str, Any]] = [{"type": "object", **schema}]
+    if _may_be_bare(name):
+        forms.append({"type": "boolean", "enum": [True]})
+    if name in _WORDS:
+        word, meant, names = _WORDS[name]
+        forms.append({"type": "string", "enum": [word]})
+        for parameter in names:
+            schema["properties"][parameter]["anyOf"].append({"enum": [word]})
+    if len(forms) == 1:
+        return schema
+    return {"oneOf": forms, "description": schema["description"]}
 
 
 def _schema(name: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from launch.errors import InputError
+from preprocess import moments
 from preprocess.moments import Moments, compute_standardization
 from preprocess.pipeline import Pipeline
 from preprocess.probe import infer_sample_spec
@@ -90,6 +91,24 @@ def test_images_and_other_places_are_refused():
         standardize([pattern(4, 4)] * 3)
     with pytest.raises(InputError, match=r"transforms\[0\]: standardize must come last"):
         parse_transforms(["standardize", {"flip": {"horizontal": True}}])
+
+
+def test_scale_by_data_uses_the_channels_of_images():
+    images = np.random.default_rng(0).integers(0, 256, (20, 4, 4, 3)).astype(np.uint8)
+    affine = standardize(list(images), {"scale": "data"}).affine
+    np.testing.assert_allclose(affine.mean, images.mean(axis=(0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(affine.std, images.std(axis=(0, 1, 2)), rtol=1e-12)
+    scaled = affine.apply(images)
+    np.testing.assert_allclose(scaled.mean(axis=(0, 1, 2)), 0, atol=1e-5)
+    np.testing.assert_allclose(scaled.std(axis=(0, 1, 2)), 1, atol=1e-5)
+
+
+def test_scale_by_data_reads_a_part_of_many_images(monkeypatch):
+    monkeypatch.setattr(moments, "_IMAGES", 5)
+    monkeypatch.setattr(moments, "_BLOCK_NUMBERS", 64)
+    images = [np.full((4, 4, 3), index, np.uint8) for index in range(41)]
+    affine = standardize(images, {"scale": "data"}).affine
+    assert affine.mean == (20, 20, 20)  # of 0, 10, 20, 30, 40
 
 
 @pytest.mark.parametrize("kind", ["csv", "npz", "int64"])

@@ -154,8 +154,8 @@ def test_tooltip_selection_and_sorting_work(tmp_path, browse):
 def test_charts_of_a_search_are_drawn(browse, searched):  # noqa: F811
     page = browse(render(read_report(searched)))
     assert (
-        page.run("document.querySelectorAll('canvas').length") == 8
-    )  # two for curves and for keys
+        page.run("document.querySelectorAll('canvas').length") == 9
+    )  # three for curves, and two for keys
     assert not page.errors
     shot = page.ask("Page.captureScreenshot", captureBeyondViewport=True)["data"]
     with Image.open(io.BytesIO(base64.b64decode(shot))) as picture:

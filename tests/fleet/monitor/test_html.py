@@ -4,7 +4,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from fleet.monitor.html import html_table, render
+from fleet.monitor.html import render
+from fleet.monitor.html_parts import html_table
 from fleet.monitor.report import read_report
 from fleet.units import format_duration
 from tests.fleet.logs import LOG, as_text, epoch, write_sample_run

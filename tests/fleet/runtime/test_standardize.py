@@ -74,6 +74,35 @@ def test_standardize_trains_on_any_column_scale(tmp_path):
     )
 
 
+def images(folder, scale):
+    """Write a spec of small images whose classes differ in brightness."""
+    folder.mkdir()
+    labels = np.arange(80) % 2
+    pixels = (
+        np.random.default_rng(0).integers(0, 200, (80, 4, 4, 1)) + 50 * labels[:, None, None, None]
+    )
+    np.savez(folder / "images.npz", x=pixels.astype(np.uint8), y=labels)
+    return write_spec(
+        folder,
+        data={"source": "npz", "path": str(folder / "images.npz"), "transforms": [scale]},
+        train={"epochs": 6, "batch_size": 8, "optimizer": {"name": "sgd", "lr": 0.05}},
+    )
+
+
+def test_scale_by_data_trains_on_images_and_resumes(tmp_path):
+    path = images(tmp_path / "whole", {"scale": "data"})
+    status, prepared = launch(path, 2)
+    assert status is ExitStatus.OK
+    pixels = np.stack(
+        [source.read(n) for source in [prepared.inputs.data.train] for n in range(72)]
+    )
+    assert prepared.inputs.sample.affine.mean == pytest.approx((pixels.mean(),))
+    assert prepared.inputs.sample.affine.std == pytest.approx((pixels.std(),))
+    assert prepared.paths.standardized.exists()
+    parts = launch_in_parts(images(tmp_path / "parts", {"scale": "data"}), 2, 10)
+    assert history(parts) == history(prepared)
+
+
 def test_standardize_uses_training_samples_of_each_fold(tmp_path):
     status, prepared = launch(write(tmp_path, folds=3), 1)
     assert status is ExitStatus.OK

@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from launch.errors import InputError
-from preprocess.transforms.color import Scale
+from preprocess.transforms.color import Scale, ScaleByData
 from preprocess.transforms.decoding import Decode
 from preprocess.transforms.geometry import RandomCrop
 from preprocess.transforms.parse import (
@@ -103,6 +103,36 @@ def test_parse_describes_every_parameter():
     for name in TRANSFORMS:
         for parameter, schema in TypeAdapter(TRANSFORMS[name]).json_schema()["properties"].items():
             assert schema.get("description"), f"{name}.{parameter}"
+
+
+def test_true_stands_for_the_defaults_of_a_transform():
+    assert parse_transform({"scale": True}) == Scale()
+    assert parse_transform({"random_grayscale": True}) == parse_transform("random_grayscale")
+    with pytest.raises(InputError, match="scale: false; leave it out"):
+        parse_transform({"scale": False})
+
+
+@pytest.mark.parametrize("written", ["data", {"mean": "data", "std": "data"}])
+def test_scale_may_take_its_numbers_from_the_data(written):
+    assert parse_transform({"scale": written}) == ScaleByData()
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ({"mean": "data", "std": 0.5}, "mean is data; mean and std are both data, or numbers"),
+        ({"std": "data"}, "std is data; mean and std are both data, or numbers"),
+        ("images", "a name, or one name with its parameters"),
+    ],
+)
+def test_scale_refuses_half_of_the_data_and_foreign_words(written, message):
+    with pytest.raises(InputError, match=message):
+        parse_transform({"scale": written})
+
+
+def test_scale_by_data_must_come_last():
+    with pytest.raises(InputError, match=r"transforms\[0\]: scale: data must come last"):
+        parse_transforms([{"scale": "data"}, {"flip": {"horizontal": True}}])
 
 
 def test_item_schema_names_all_transforms_and_parameters():
