@@ -6,8 +6,8 @@
   fleet report runs/digits --every 30s    update the HTML report while the run goes on
 
 It also writes RUN/report.html if possible: one file that needs no server and no internet. The HTML
-report has a leaderboard, learning curves, the results of searches, pruning by epoch, the use of the
-GPUs over time, and a simulation of the run.
+report has the best network, a leaderboard, learning curves, a page for each network, the results of
+searches, pruning by epoch, the use of the GPUs over time, and a simulation of the run.
 """
 
 from __future__ import annotations

@@ -14,9 +14,10 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
+from fleet.monitor import network_pages
 from fleet.monitor.html import render
 from fleet.monitor.report import read_report
-from tests.fleet.logs import write_sample_run
+from tests.fleet.logs import epoch, write_sample_run
 from tests.fleet.monitor.test_search_summary import searched  # noqa: F401 (a fixture)
 
 CHROMIUM = os.environ.get("FLEET_TEST_CHROMIUM") or next(
@@ -77,6 +78,7 @@ class Browser:
                 "--remote-debugging-pipe",
                 f"--user-data-dir={tmp_path / 'profile'}",
                 "--window-size=1100,2400",
+                "--hide-scrollbars",
             ],
             close_fds=False,
             preexec_fn=lambda: (os.dup2(child_read, 3), os.dup2(their_write, 4)),
@@ -114,9 +116,35 @@ class Browser:
                 return answer["result"]
 
     def run(self, script):
-        return self.ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get(
-            "value"
+        evaluated = self.ask(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
+        return evaluated["result"].get("value")
+
+    def show(self, width=1100, scheme="light"):
+        """Show the page at a width, in a color scheme."""
+        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+        self.ask("Emulation.setDeviceMetricsOverride", **size)
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.ask("Emulation.setEmulatedMedia", features=features)
+        # What listens to such changes is called before a frame is drawn.
+        self.run(
+            "new Promise(requestAnimationFrame).then(() => new Promise(requestAnimationFrame))"
+        )
+
+    def go_to(self, fragment):
+        """Follow a link inside of the page."""
+        self.run(
+            "new Promise(done => { addEventListener('hashchange', () => done(1), {once: true}); "
+            f"location.hash = {fragment!r}; }})"
+        )
+
+    def drag(self, begin, end):
+        """Drag the mouse from one point of the window to another."""
+        for kind, (x, y) in (("Pressed", begin), ("Moved", end), ("Released", end)):
+            button = "none" if kind == "Moved" else "left"
+            mouse = {"type": f"mouse{kind}", "x": x, "y": y, "button": button, "buttons": 1}
+            self.ask("Input.dispatchMouseEvent", **mouse, clickCount=1)
 
     def close(self):
         self.process.kill()
@@ -181,3 +209,181 @@ def test_open_page_reloads_until_writing_stops(tmp_path, browse):
     time.sleep(1.5)
     assert page.run("window.stays")
     assert not page.errors
+
+
+def many_networks(tmp_path, count=60, epochs=8):
+    """Return the report of a run with many networks, the last of which diverges."""
+    report = read_report(write_sample_run(tmp_path))
+    names = [f"net-{number}" for number in range(count)]
+    records = [epoch(0.0, "", at, 1.0).event.record for at in range(1, epochs + 1)]
+    keys = ["width", *(f"a_long_parameter_{index}" for index in range(10))]
+
+    def history(number):
+        scale = 1e9 if number == count - 1 else 1 + number / count
+        return tuple(
+            replace(record, loss=scale * record.loss, val_loss=scale * record.val_loss)
+            for record in records
+        )
+
+    return replace(
+        report,
+        rows=tuple(
+            replace(report.rows[0], name=network, best_epoch=1, drawn=dict.fromkeys(keys, number))
+            for number, network in enumerate(names)
+        ),
+        histories=tuple((network, history(number)) for number, network in enumerate(names)),
+    )
+
+
+# The range of an axis of the first chart of learning curves.
+_RANGE = """(axis => echarts.getInstanceByDom(document.querySelectorAll("#curves .chart")[%d])
+.getModel().getComponent(axis).axis.scale.getExtent())("%s")"""
+_ACT = "[...document.querySelectorAll('button.act')].find(each => each.textContent === %r).click()"
+
+
+def test_diverged_network_does_not_flatten_the_others(tmp_path, browse):
+    page = browse(render(many_networks(tmp_path)))
+    assert page.run(_RANGE % (0, "yAxis"))[1] < 4
+    assert "net-59 leaves the charts." in page.run("document.body.innerText")
+    page.run(_ACT % "show everything")
+    assert page.run(_RANGE % (0, "yAxis"))[1] >= 1e9
+
+
+def test_both_losses_have_one_range_and_log_axes(tmp_path, browse):
+    page = browse(render(many_networks(tmp_path)))
+    assert page.run(_RANGE % (0, "yAxis")) == page.run(_RANGE % (1, "yAxis"))
+    page.run(_ACT % "log axes")
+    kind = "echarts.getInstanceByDom(document.querySelector('#curves .chart'))"
+    assert page.run(f"{kind}.getOption().yAxis[0].type") == "log"
+    assert not page.errors
+
+
+def test_dragging_zooms_and_a_double_click_shows_all(tmp_path, browse):
+    page = browse(render(many_networks(tmp_path)))
+    full_range = page.run(_RANGE % (0, "xAxis"))
+    x, y = page.run(
+        "(box => { box.scrollIntoView(); const {left, top} = box.getBoundingClientRect(); "
+        "return [left, top]; })(document.querySelector('#curves .chart'))"
+    )
+    page.drag((x + 100, y + 60), (x + 200, y + 160))
+    low, high = page.run(_RANGE % (0, "xAxis"))
+    assert full_range[0] < low < high < full_range[1]
+    page.run("document.querySelector('#curves .chart').dispatchEvent(new Event('dblclick'))")
+    assert page.run(_RANGE % (0, "xAxis")) == full_range
+    assert not page.errors
+
+
+def test_best_networks_have_a_color_each(tmp_path, browse):
+    page = browse(render(many_networks(tmp_path)))
+    strokes = "[...document.querySelectorAll('#legend line')].map(line => line.getAttribute(%r))"
+    assert len(set(page.run(strokes % "stroke"))) == 12
+    page.run(_ACT % "color all 60")
+    looks = zip(page.run(strokes % "stroke"), page.run(strokes % "stroke-dasharray"), strict=True)
+    assert len(set(looks)) == 60
+
+
+def test_long_leaderboard_shows_that_it_scrolls(tmp_path, browse):
+    page = browse(render(many_networks(tmp_path)))
+    note = page.run("document.querySelector('.scroll').innerText")
+    assert note.startswith("Rows 1 to ")
+    assert "of 60; scroll for the others." in note
+    page.run("document.querySelector('.scroll button').click()")
+    assert "Rows" not in page.run("document.querySelector('.scroll').innerText")
+    height, inner = page.run(
+        "(t => [t.clientHeight, t.scrollHeight])(document.querySelector('.table'))"
+    )
+    assert height >= inner
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_narrow_page_does_not_scroll_sideways(tmp_path, browse, scheme):
+    page = browse(render(many_networks(tmp_path)))
+    page.show(400, scheme)
+    assert page.run("document.documentElement.scrollWidth") == 400
+    page.go_to("#network=net-3")
+    assert page.run("document.documentElement.scrollWidth") == 400
+
+
+def test_dark_scheme_changes_page_and_charts(tmp_path, browse):
+    page = browse(render(many_networks(tmp_path)))
+    page.show(scheme="dark")
+    assert page.run("getComputedStyle(document.body).backgroundColor") == "rgb(22, 24, 28)"
+    chart = "echarts.getInstanceByDom(document.querySelector('#curves .chart'))"
+    assert page.run(f"{chart}.getOption().textStyle.color") == "#e3e5e8"
+
+
+def test_print_has_all_rows_columns_and_charts(tmp_path, browse):
+    page = browse(render(many_networks(tmp_path)))
+    page.run("dispatchEvent(new Event('beforeprint'))")
+    page.ask("Emulation.setEmulatedMedia", media="print")
+    size = {"width": 703, "height": 1000, "deviceScaleFactor": 1, "mobile": False}  # A4
+    page.ask("Emulation.setDeviceMetricsOverride", **size)
+    printed = """[...document.querySelectorAll('.table, .split')]
+        .filter(each => each.offsetHeight && each.textContent.includes('net-59'))
+        .map(each => [each.offsetHeight >= each.scrollHeight,
+            each.querySelector('table').offsetWidth <= 703,
+            [...each.querySelectorAll('th')].map(cell => cell.textContent),
+            each.querySelectorAll('tbody tr').length])"""
+    parts = page.run(printed)
+    assert len(parts) > 1  # the table is wider than a page
+    assert all(part == [True, True, part[2], 60] for part in parts)
+    headers = [header for part in parts for header in part[2]]
+    assert {"network", "val acc", "a_long_parameter_9", "width", "why"} <= set(headers)
+    widths = page.run(
+        "[...document.querySelectorAll('main > .grid .chart canvas')].map(c => c.offsetWidth)"
+    )
+    assert all(0 < width <= 703 for width in widths)
+    page.run("dispatchEvent(new Event('afterprint'))")
+    assert page.run("document.querySelectorAll('.split').length") == 0
+    assert not page.errors
+
+
+def test_page_of_a_network_has_its_own_address(tmp_path, browse):
+    page = browse(render(read_report(write_sample_run(tmp_path))))
+    page.go_to("#network=b%3C1%3E")
+    assert page.run("document.querySelector('main').hidden")
+    assert page.run("document.querySelector('article h1').textContent") == "b<1>"
+    titles = page.run("[...document.querySelectorAll('article h2')].map(each => each.textContent)")
+    assert titles == ["Curves", "Its GPUs over time", "Settings"]
+    page.go_to("#")
+    assert not page.run("document.querySelector('main').hidden")
+    link = page.run("document.querySelector('tr[data-network] a').getAttribute('href')")
+    assert link == "#network=a"
+    assert not page.errors
+
+
+EVALUATIONS = [
+    {
+        "title": "3 validation samples",
+        "kind": "classes",
+        "names": ["cat", "<b>dog"],
+        "whole": True,
+        "accuracy": 0.6667,
+        "cells": [[0, 0, 2], [1, 0, 1]],
+    },
+    {"title": "rare", "kind": "labels", "rows": [["sunny", 3, 0.5, None]]},
+    {
+        "title": "2 test samples",
+        "kind": "values",
+        "name": "price",
+        "error": 0.5,
+        "r2": None,
+        "points": [[1.0, 1.5], [2.0, 1.5]],
+    },
+]
+
+
+def test_page_of_a_network_shows_its_predictions(tmp_path, browse, monkeypatch):
+    monkeypatch.setattr(network_pages, "_evaluations", lambda report, row: EVALUATIONS)
+    page = browse(render(read_report(write_sample_run(tmp_path))))
+    page.go_to("#network=a")
+    text = page.run("document.querySelector('article').innerText")
+    for part in ("<b>dog", "66.67% are right", "Labels, rare", "Mean absolute error 0.5"):
+        assert part in text
+    assert not page.errors
+
+
+def test_page_asks_for_nothing_from_outside(tmp_path, browse):
+    page = browse(render(many_networks(tmp_path)))
+    entries = "performance.getEntriesByType('resource').map(each => each.name)"
+    assert page.run(entries) == []

@@ -46,6 +46,33 @@ def test_curve_has_a_point_per_epoch_with_a_value(report):
     assert (epochs, values) == ([1, 2, 3, 5], [4.0, 2.0, None, 0.33333])
 
 
+def test_curves_have_both_losses_beside_the_accuracy(report):
+    curves = make_charts(report)["curves"]
+    assert [curve["title"] for curve in curves if curve["overview"]] == [
+        "training loss",
+        "validation loss",
+        "validation accuracy",
+    ]
+    assert [curve["title"] for curve in curves if not curve["overview"]] == ["training accuracy"]
+
+
+def test_metrics_and_changing_learning_rates_have_curves(report):
+    name, records = curve("a", (1, 2), (2.0, 1.0))
+    records = tuple(
+        replace(record, metrics={"mae": 1.0, "val_mae": None}, learning_rate=1 / record.epoch)
+        for record in records
+    )
+    titles = [
+        (chart["title"], chart["overview"])
+        for chart in make_charts(replace(report, histories=((name, records),)))["curves"]
+    ]
+    assert titles == [("training loss", True), ("training mae", True), ("learning rate", False)]
+
+
+def test_epochs_that_count_from_one_are_not_listed(report):
+    assert lines_of(report, curve("a", (1, 2), (2.0, 1.0)))[0][1:] == [None, [2.0, 1.0]]
+
+
 def test_chart_without_values_is_omitted(report):
     without = replace(report, histories=(curve("a", (1,), (math.nan,)),))
     assert make_charts(without)["curves"] == []
