@@ -1,4 +1,4 @@
-# make env | env-torch | demo | test | test-other | test-track | test-torch | test-browser | test-long | test-all | coverage | test-cluster | test-cluster-all | chaos | format | check | docs | bench | clean
+# make env | env-torch | demo | test | test-other | test-track | test-torch | test-wheel | test-browser | test-long | test-all | coverage | test-cluster | test-cluster-all | chaos | format | check | docs | bench | clean
 # VENV=dir chooses another folder for the environment; PYTHON=3.12, or a path, chooses its Python.
 
 VENV ?= .venv
@@ -12,7 +12,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Number of parallel tests: launches wait more than they compute.
 WORKERS ?= 3
 
-.PHONY: env env-torch demo test test-other test-track test-torch test-browser test-long test-all coverage test-cluster test-cluster-all chaos format check docs bench clean
+.PHONY: env env-torch demo test test-other test-track test-torch test-wheel test-browser test-long test-all coverage test-cluster test-cluster-all chaos format check docs bench clean
 
 env:
 	@tools/env.sh
@@ -60,6 +60,11 @@ test-torch:
 test-browser: env
 	FLEET_TEST_CHROMIUM="$$(tools/chromium.sh)" && export FLEET_TEST_CHROMIUM && \
 		$(BIN)/python -m pytest -rs tests/fleet/monitor/test_browser.py $(PYTEST_ARGS)
+
+# The wheel, also in new environments in which pip installs all that a run needs: downloads TensorFlow
+# and PyTorch.
+test-wheel: env
+	$(BIN)/python -m pytest -rs tests/mpi/test_wheel.py $(PYTEST_ARGS)
 
 # The tests that `make test` leaves out. None starts after FLEET_TEST_UNTIL (seconds of `date +%s`).
 test-long: env

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,19 +17,29 @@ import yaml
 from fleet.errors import UserError
 from fleet.spec.engines import ENGINES
 from fleet.spec.schema import Resources
-from launch.errors import did_you_mean, pluralize
-from preprocess.base import DataSet, Source, UnreadableSample
+from launch.errors import did_you_mean, pluralize, printable
+from preprocess.base import DataSet, Source, UnreadableImage, UnreadableSample
 from preprocess.decode import decode, open_image
-from preprocess.files.table import Table, read_table
+from preprocess.files.table import PARQUET, Table, read_table
 from preprocess.source import open_data
 from preprocess.sources.table import PATH_COLUMNS
 from preprocess.splits import parse_split
-from preprocess.target import target_of
+from preprocess.target import TargetSpec, TargetWish, target_of
+from preprocess.target_kinds import Kind
 
+_MAX_NAMES = 6  # of classes in a comment
+_SMALL = 1000  # samples of a data set whose division is tried
 _MAX_IMAGES = 64  # that are read to describe all
 _SIDES = (16, 24, 32, 48, 64, 96, 128, 160, 192, 224)  # of images for a first search, in pixels
+_TABLES = (".csv", ".tsv", ".txt", ".csv.gz", ".csv.bz2", ".csv.xz", *PARQUET)
+_ID = re.compile(
+    r"^(index|row|)$|^unnamed|(^|[a-z_ ])id$|Id$|ID$"
+)  # names of columns of row numbers
 _TARGETS = ("target", "label", "labels", "class", "y")  # columns that are probably the targets
+_MAX_CLASSES = 20  # of integers in a table: more are values
+_HELD_OUT = 0.1
 _SEED = 0
+_GRAY = ("L", "1", "LA", "I;16", "I;16B", "I", "F")  # modes of Pillow
 _FAMILIES = {"cnn", "mlp"}  # of the drafts
 # Learning rates of a first search.
 _SGD_RATES = (0.003, 0.3)
@@ -73,7 +84,7 @@ class Draft:
             *_indented(self.data),
             "models:",
             *_indented(self.models),
-            "prune: auto                        # pauses networks unlikely to be among the best",
+            "prune: auto                          # pauses networks unlikely to be among the best",
             "train:",
             *_indented(self.train),
         ]
@@ -131,6 +142,11 @@ class _Images:
     mean: list[float]
     std: list[float]
 
+    def __str__(self) -> str:
+        size = f"{self.width} x {self.height} pixels"
+        colors = "gray" if self.mode == "L" else "RGB"
+        return f"{'' if self.is_uniform else 'about '}{size}, {colors}"
+
 
 def draft_images(path: str, engine: str = "", with_module: bool = False) -> Draft:
     """Draft a search over convolutional networks, for a folder of images by class.
@@ -142,7 +158,7 @@ def draft_images(path: str, engine: str = "", with_module: bool = False) -> Draf
 
     Raises:
         InputError: there are no images by class.
-        UserError: the images have masks, or none can be read.
+        UserError: the images have masks, or none can be read, or they are too small.
     """
     data = open_data("image_folder", path, None, _SEED)
     target = target_of(data.train)
@@ -151,8 +167,11 @@ def draft_images(path: str, engine: str = "", with_module: bool = False) -> Draf
             f"{path} holds images with masks, for which you need your own network: begin with "
             "the example of segmentation in docs/targets.md"
         )
+    _check_division("image_folder", path, data, {})
     images = _describe_images(path, data.train)
     side = min(images.height, images.width)
+    if side < 2:
+        raise UserError(f"{path} holds images of {images}, too small for a convolution")
     size = max([width for width in _SIDES if width <= side], default=side)
     if images.is_uniform and side <= size * 1.25:
         shape = [
@@ -191,7 +210,7 @@ def draft_images(path: str, engine: str = "", with_module: bool = False) -> Draf
         lines,
         models,
         _train(len(data.train), "sgd"),
-        f"{pluralize(len(data.train), 'image')} of {target}",
+        f"{pluralize(len(data.train), 'image')} of {_listed(target)}, {images}",
         engine,
         _CNN_MODULE if with_module else "",
     )
@@ -204,14 +223,14 @@ def _describe_images(path: str, source: Source) -> _Images:
     for index in np.unique(np.linspace(0, len(source) - 1, _MAX_IMAGES).astype(int)):
         try:
             data = source.read(int(index))
-            modes[open_image(data).mode in ("L", "1", "LA", "I;16", "I", "F")] += 1
             array = decode(data, "RGB")
-        except UnreadableSample:
-            continue
+            modes[open_image(data).mode in _GRAY] += 1
+        except (UnreadableSample, UnreadableImage):
+            continue  # fleet check counts them
         sizes.append((array.shape[0], array.shape[1]))
         pixels.append(array[:: max(1, array.shape[0] // 64), :: max(1, array.shape[1] // 64)])
     if not sizes:
-        raise UserError(f"{path}: none of the first images can be read")
+        raise UserError(f"{path}: no image can be read")
     height, width = (int(np.median([size[axis] for size in sizes])) for axis in (0, 1))
     samples = np.concatenate([array.reshape(-1, 3) for array in pixels]) / 255
     is_gray = not modes[False]
@@ -269,15 +288,24 @@ def draft_table(
 
     Raises:
         InputError: the table cannot be read.
-        UserError: it lacks that column, or has no column of numbers.
+        UserError: it lacks that column, has no column of numbers, or the targets are all the same.
     """
-    columns = _columns(path, read_table(path), targets)
+    if not path.lower().endswith(_TABLES) and not os.path.isdir(path):
+        raise UserError(
+            f"{path}: fleet new reads tables from CSV and Parquet files; save it as one of these "
+            "(docs/data.md lists all sources)"
+        )
+    table = read_table(path)
+    columns = _columns(path, table, targets)
+    kind, note = _kind(table, columns.targets)
     options: dict[str, Any] = {"targets": columns.targets}
     if columns.inputs:
         options["inputs"] = columns.inputs
     if columns.split:
         options["split"] = columns.split
-    data = open_data("table", path, None, _SEED, options)
+    request = TargetWish(kind) if kind else None
+    data = open_data("table", path, None, _SEED, options, target=request)
+    _check_division("table", path, data, options, request)
     target = target_of(data.train)
     metric = "mean_absolute_error" if target.semantics.is_numeric else ""
     notes = [f"# not a feature: {name} ({reason})" for name, reason in columns.left_out.items()]
@@ -286,6 +314,7 @@ def draft_table(
         f"path: {yaml_text(path)}",
         *notes,
         f"options: {yaml_text(options)}",
+        *([f"target: {kind:<27} # {note}"] if kind else []),
         *_splits(data, path, "a tenth of the rows"),
         "transforms: [standardize]          # each column to mean 0 and deviation 1",
     ]
@@ -300,7 +329,7 @@ def draft_table(
         lines,
         models,
         _train(len(data.train), "adam", metric),
-        f"{pluralize(len(data.train), 'row')} of {target} ({columns.targets})",
+        f"{pluralize(len(data.train), 'row')}; target {columns.targets}, {_listed(target)}",
         engine,
         _MLP_MODULE if with_module else "",
     )
@@ -313,6 +342,8 @@ def _columns(path: str, table: Table, targets: str | None) -> _Columns:
             f"{path}: the column {files[0]} lists files; fleet new reads tables of numbers "
             "(docs/data.md has a spec for tables of files)"
         )
+    if len(names) < 2:
+        raise UserError(f"{path} has one column, {names[0]}; networks need features and targets")
     if targets is None:
         named = [name for target in _TARGETS for name in names if name.lower() == target]
         targets = (named or names[-1:])[0]
@@ -331,7 +362,7 @@ def _columns(path: str, table: Table, targets: str | None) -> _Columns:
             split = name
         elif not np.issubdtype(column.dtype, np.number) and not _are_numbers(column[column != ""]):
             left_out[name] = "text"
-        elif name.lower() in ("id", "index", "") and len(set(column.tolist())) == len(column):
+        elif _numbers_the_rows(name, column):
             left_out[name] = "numbers the rows"
         elif bool(table.missing.get(name, column == "").any()):
             left_out[name] = "cells are missing"
@@ -344,6 +375,40 @@ def _columns(path: str, table: Table, targets: str | None) -> _Columns:
     return _Columns(targets, features if left_out else [], split, left_out)
 
 
+def _numbers_the_rows(name: str, column: np.ndarray) -> bool:
+    """Return True if a column counts rows, or has an id for each."""
+    cells = column.tolist()
+    if len(cells) < 2 or len(set(cells)) < len(cells):
+        return False
+    if _ID.search(name):
+        return True
+    try:
+        numbers = column.astype(float)
+    except ValueError:
+        return False
+    return numbers[0] in (0, 1) and bool((np.diff(numbers) == 1).all())
+
+
+def _kind(table: Table, name: str) -> tuple[Kind | None, str]:
+    """Return the kind of targets to request, and why; None if the data says it.
+
+    Raises:
+        UserError: all targets are the same.
+    """
+    cells = table.typed_column(name, "targets")
+    distinct = len(set(cells.tolist()))
+    if distinct == 1:
+        raise UserError(
+            f"{table.path}: all rows have {cells[0]} in column {name!r}, so there is nothing to "
+            "predict; --target names another column"
+        )
+    if cells.dtype.kind in "iu" and distinct > _MAX_CLASSES:
+        return "value", f"{distinct} different integers; write class if they name classes"
+    if cells.dtype.kind == "f" and distinct == 2 and np.isin(cells, (0, 1)).all():
+        return "class", "0 and 1; write value if they are numbers"
+    return None, ""
+
+
 def _are_numbers(column: np.ndarray) -> bool:
     try:
         column.astype(float)
@@ -353,6 +418,31 @@ def _are_numbers(column: np.ndarray) -> bool:
 
 
 # ---- what all drafts have ------------------------------------------------------------------------
+
+
+def _listed(target: TargetSpec) -> str:
+    """Return what a target is, with the names of its classes."""
+    if target.semantics.is_numeric or not target.names:
+        return str(target)
+    names = ", ".join(map(printable, target.names[:_MAX_NAMES]))
+    more = len(target.names) - _MAX_NAMES
+    return f"{target} ({names}{f' and {more} more' if more > 0 else ''})"
+
+
+def _check_division(
+    source: str,
+    path: str,
+    data: DataSet,
+    options: Mapping[str, Any],
+    target: TargetWish | None = None,
+) -> None:
+    """Check that a tenth can be held out of a small data set.
+
+    Raises:
+        InputError: it cannot.
+    """
+    if data.validation is None and len(data.train) < _SMALL:
+        open_data(source, path, _HELD_OUT, _SEED, options, target=target)
 
 
 def _splits(data: DataSet, path: str, share: str) -> list[str]:
@@ -383,7 +473,7 @@ def _search(first: str, space: Mapping[str, Any], rates: tuple[float, float]) ->
     low, high = rates
     return [
         first,
-        "  space:                           # each network draws from it",
+        "  space:                             # each network draws from it",
         *(f"    {name}: {yaml_text(choices)}" for name, choices in space.items()),
         f"    train.optimizer.learning_rate: {{low: {low}, high: {high}, log: true}}",
         "  search: {sampler: random, max_trials: 12}",
@@ -391,7 +481,7 @@ def _search(first: str, space: Mapping[str, Any], rates: tuple[float, float]) ->
 
 
 def _train(samples: int, optimizer: str, metric: str = "") -> list[str]:
-    batch = 2 ** max(2, min(6, int(math.log2(max(samples // 20, 1)))))
+    batch = 2 ** max(2 if samples > 8 else 0, min(6, int(math.log2(max(samples // 20, 1)))))
     momentum = ", momentum: 0.9" if optimizer == "sgd" else ""
     metrics = [f"metrics: [{metric}]"] if metric else []
     return [

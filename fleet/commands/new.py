@@ -6,7 +6,7 @@
   fleet new torch photos           the same for images or a table, with your own PyTorch modules
 
 The command looks at the data and writes a spec that `fleet check` accepts into the current folder.
-The spec is named like the data. No file is overwritten.
+The spec is named like the data. Existing files are never overwritten.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import unicodedata
 from collections.abc import Mapping
 from enum import StrEnum
 from importlib import resources
@@ -24,6 +25,8 @@ from fleet.commands.drafts import Draft, default_engine, draft_images, draft_tab
 from fleet.commands.output import show
 from fleet.errors import UserError
 from fleet.storage.files import storage_errors
+
+_LONGEST_NAME = 60
 
 
 class Kind(StrEnum):
@@ -95,8 +98,10 @@ def _holds_images(path: str) -> bool:
 
 
 def _draft_files(draft: Draft, path: str) -> Mapping[Path, str]:
-    stem = Path(os.path.normpath(path)).name.partition(".")[0] or "networks"
-    name = re.sub(r"[^\w-]", "_", stem).strip("_-") or "networks"
+    stem = Path(os.path.abspath(path)).name.partition(".")[0]
+    # The run's folder has this name, too, in letters that all file systems have.
+    letters = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
+    name = re.sub(r"[^\w-]", "_", letters).strip("_-")[:_LONGEST_NAME] or "networks"
     spec = Path(f"{name}.yaml")
     text = draft.text(name, str(spec))
     if not draft.module:

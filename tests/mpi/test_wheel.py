@@ -1,6 +1,7 @@
 """The wheel, installed without the source tree."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -81,6 +82,47 @@ def test_wheel_has_version_and_extras(wheel):
     assert set(about.get_all("Provides-Extra")) == set(setup["options.extras_require"])
 
 
+PARTS = """
+from fleet.preprocess.base import RandomAccess as Long
+from preprocess import double  # of the user
+from scheduler import NAME  # of another distribution
+from launch.systems import System  # of FLEET
+assert NAME == "another"
+
+
+class Samples(Long):
+    pass
+
+
+def twice(array, rng, training):
+    return double(array, rng, training)
+"""
+
+
+def test_wheel_leaves_short_names_to_other_packages(bare, launch, tmp_path):
+    [packages] = bare.glob("env/lib/python*/site-packages")
+    (packages / "scheduler").mkdir()
+    (packages / "scheduler/__init__.py").write_text("NAME = 'another'\n")
+    (tmp_path / "preprocess.py").write_text(
+        "def double(array, rng, training):\n    return array * 2\n"
+    )
+    (tmp_path / "parts.py").write_text(PARTS)
+    transforms = [*SPEC["data"]["transforms"], "parts:twice", "preprocess:double"]
+    spec = {**SPEC, "data": {**SPEC["data"], "transforms": transforms}}
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+    launched = subprocess.run(
+        [bare / "env/bin/fleet", "run", "spec.yaml", "-n", "3", "--plain"],
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        check=False,
+        env=launch.environment({"PYTHONPATH": ""}),
+    )
+    shutil.rmtree(packages / "scheduler")
+    assert launched.returncode == 0, launched.stdout + launched.stderr
+    assert len((tmp_path / "run/results.csv").read_text().splitlines()) == 2
+
+
 def test_wheel_checks_simulates_submits_and_trains(bare, launch):
     def output_of(*command):
         done = subprocess.run(
@@ -119,3 +161,79 @@ def test_wheel_checks_simulates_submits_and_trains(bare, launch):
     output_of(command, "run", "spec.yaml", "-n", "2", "--plain")
     assert len((bare / "run/results.csv").read_text().splitlines()) == 2
     assert "softmax" in output_of(command, "report", "run")
+
+
+# ---- in an environment that has nothing else -----------------------------------------------------
+
+
+def install(folder, requirement, *options):
+    """Make an environment with a wheel and what it requires, and without a compiler in PATH."""
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    environment = {**os.environ, "PATH": str(folder / "bin")}
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        [folder / "bin/python", "-m", "pip", "install", "--quiet", *options, requirement],
+        env=environment,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return environment
+
+
+def train_demo(folder, environment):
+    """Train the demo as a new user does; return the output."""
+    output = ""
+    for working_folder, *words in (
+        (folder, "new", "digits"),
+        (folder / "digits", "check", "digits.yaml"),
+        (folder / "digits", "run", "digits.yaml", "-n", "5"),
+    ):
+        done = subprocess.run(
+            [Path(environment["PATH"]) / "fleet", *words],
+            cwd=working_folder,
+            env=environment,
+            text=True,
+            capture_output=True,
+            check=False,
+        )
+        output += done.stdout + done.stderr
+        assert done.returncode == 0, output
+    return output
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("engine", ["keras", "torch"])
+def test_wheel_alone_trains_the_demo(engine, wheel, tmp_path):
+    options = ["--only-binary", ":all:"]
+    if engine == "torch":  # PyPI's build for Linux includes CUDA: several GB
+        version = next(
+            line.split("==")[1]
+            for line in (ROOT / constraints()).read_text().splitlines()
+            if line.startswith("torch==")
+        )
+        options += ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
+        (tmp_path / "cpu.txt").write_text(f"torch=={version}+cpu\n")
+        options += ["-c", str(tmp_path / "cpu.txt")]
+        if not has_wheel("torch", *options):
+            pytest.skip(f"pip finds no PyTorch {version} for CPUs")
+    environment = install(tmp_path / "env", f"{wheel}[{engine}]", *options)
+    assert not any(
+        shutil.which(program, path=environment["PATH"]) for program in ("cc", "gcc", "c++", "g++")
+    )
+    output = train_demo(tmp_path, environment)
+    assert "mpirun -n 5 --oversubscribe --bind-to none" in output
+    assert "cnn-0 has finished: 10 epochs" in output
+    assert (tmp_path / "digits/runs/digits/report.html").is_file()
+
+
+def constraints():
+    return "tools/constraints-{}.{}.txt".format(*sys.version_info)
+
+
+def has_wheel(name, *options):
+    """Return True if pip can install a package."""
+    words = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps"]
+    words += ["--ignore-installed", *options, name]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0

@@ -132,6 +132,115 @@ def test_new_table_says_which_columns_are_left_out(folder):
     assert "# not a feature: city (text)" in text
 
 
+def test_new_table_leaves_out_columns_that_count_rows(folder):
+    columns = ("PassengerId", "height", "city", "risk")
+    write_table(folder / "named.csv", columns=columns)
+    write_table(folder / "counting.csv", columns=("age", "row_number", "city", "risk"))
+    text = (folder / "counting.csv").read_text().splitlines()
+    rows = [line.split(",") for line in text[1:]]
+    counted = [",".join([row[0], str(i), *row[2:]]) for i, row in enumerate(rows, 1)]
+    (folder / "counting.csv").write_text("\n".join([text[0], *counted]))
+    for name, inputs in (("named", ["height"]), ("counting", ["age"])):
+        assert new("table", f"{name}.csv") == ExitStatus.OK
+        assert content_of(f"{name}.yaml")["data"]["options"]["inputs"] == inputs
+
+
+@pytest.mark.parametrize(
+    ("label", "kind"),
+    [(lambda index: index * 7, "value"), (lambda index: f"{index % 2}.0", "class")],
+)
+def test_new_table_decides_what_integers_mean(folder, label, kind):
+    write_table(folder / "patients.csv", label=label)
+    assert new("table", "patients.csv") == ExitStatus.OK
+    assert content_of("patients.yaml")["data"]["target"] == kind
+    assert checked("patients.yaml")[1].sample.target.kind == kind
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_new_table_reads_other_delimiters(folder, delimiter):
+    write_table(folder / "patients.csv")
+    text = (folder / "patients.csv").read_text()
+    (folder / "patients.csv").write_text(text.replace(",", delimiter))
+    assert new("table", "patients.csv") == ExitStatus.OK
+    checked("patients.yaml")
+
+
+def test_new_table_leaves_out_columns_with_missing_cells(folder):
+    write_table(folder / "patients.csv")
+    text = (folder / "patients.csv").read_text()
+    (folder / "patients.csv").write_text(text.replace("5.0,110", "5.0,"))
+    assert new("table", "patients.csv") == ExitStatus.OK
+    assert "# not a feature: height (cells are missing)" in Path("patients.yaml").read_text()
+    checked("patients.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,y\n1,2\n3,2\n", "all rows have 2 in column 'y'"),
+        ("a,y\n", "no rows"),
+        ("y\n1\n2\n", "has one column, y"),
+        ("n,y\nx,1\nz,2\n", "no column of numbers besides the targets (y): n (text)"),
+        ("a,y\n1,\n3,2\n", "no value"),
+        ("", "no header"),
+    ],
+)
+def test_new_table_says_why_it_can_not_be_learned(folder, text, message, capsys):
+    (folder / "t.csv").write_text(text)
+    assert new("table", "t.csv") == ExitStatus.BAD_INPUT
+    assert message in capsys.readouterr().err
+    assert not (folder / "t.yaml").exists()
+
+
+def test_new_table_of_few_rows_takes_small_batches(folder):
+    write_table(folder / "patients.csv", rows=3)
+    assert new("table", "patients.csv") == ExitStatus.OK
+    checked("patients.yaml")
+
+
+def test_new_table_refuses_other_formats(folder, capsys):
+    (folder / "t.xlsx").write_bytes(b"PK")
+    assert new("table", "t.xlsx") == ExitStatus.BAD_INPUT
+    assert "reads tables from CSV and Parquet files" in capsys.readouterr().err
+
+
+def test_new_images_skips_damaged_files(folder):
+    write_images(folder / "pets")
+    (folder / "pets/cat/0.png").write_bytes(b"nothing")
+    (folder / "pets/dog/5.jpg").write_bytes(b"\xff\xd8\xff")
+    assert new("images", "pets") == ExitStatus.OK
+    checked("pets.yaml")
+
+
+def test_new_images_names_classes_and_sizes(folder):
+    write_images(folder / "pets")
+    assert new("images", "pets") == ExitStatus.OK
+    first = Path("pets.yaml").read_text().splitlines()[0]
+    assert first == "# 12 images of 2 classes (cat, dog), 40 x 30 pixels, RGB"
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "message"),
+    [(1, (40, 30), "no class has two samples"), (6, (1, 1), "too small for a convolution")],
+)
+def test_new_images_refuses_what_no_network_can_train(folder, count, size, message, capsys):
+    write_images(folder / "pets", size, count=count)
+    assert new("images", "pets") == ExitStatus.BAD_INPUT
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [("Übung 1", "Ubung_1"), ("数据", "networks"), (".", "here"), ("x" * 200, "x" * 60)],
+)
+def test_new_names_a_run_that_any_file_system_takes(folder, data, name, monkeypatch):
+    (folder / "here").mkdir()
+    monkeypatch.chdir(folder / "here")
+    write_images(Path(data))
+    assert new("images", data) == ExitStatus.OK
+    checked(f"{name}.yaml")
+
+
 def test_new_torch_writes_modules_beside_the_spec(folder):
     write_table(folder / "my patients.v2.csv")
     assert new("torch", "my patients.v2.csv") == ExitStatus.OK
