@@ -9,11 +9,22 @@ the commands that need neither MPI nor TensorFlow start quickly.
 
 from __future__ import annotations
 
-import argparse
 import os
-import shlex
 import signal
 import sys
+
+
+def _end_early(number: int, frame: object) -> None:
+    """End upon Ctrl-C during the imports: without a traceback, and a run can be resumed."""
+    os.write(2, b"\nfleet: stopped before it began; nothing has changed\n")
+    os._exit(75 if sys.argv[1:2] == ["run"] else 128 + number)
+
+
+if __name__ == "__main__" or os.path.basename(sys.argv[0]) == "fleet":
+    signal.signal(signal.SIGINT, _end_early)
+
+import argparse
+import shlex
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from difflib import get_close_matches
@@ -22,6 +33,7 @@ from importlib import import_module
 from fleet import __version__
 from fleet.arguments import Parser, print_renaming, with_current_names
 from fleet.errors import ExitStatus, FleetError, UserError, shortened, status_of
+from fleet.gc_pause import paused_collection
 from fleet.hooks import is_installed
 from fleet.terminal import print_any_name
 from launch.environment import is_first
@@ -152,7 +164,10 @@ def main(argv: list[str] | None = None) -> int:
             f"fleet {name}: this command is not installed ({COMMANDS[name][0]} is missing)",
             ExitStatus.BAD_INPUT,
         )
-    module = import_module(COMMANDS[name][0])
+    with paused_collection():
+        module = import_module(COMMANDS[name][0])
+    if signal.getsignal(signal.SIGINT) is _end_early:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = make_parser(name)
     former_options = getattr(module, "FORMER_OPTIONS", {})
     options = with_current_names(f"fleet {name}", options, former_options)

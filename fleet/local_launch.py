@@ -16,8 +16,9 @@ from fleet.errors import EXPLAINED, InfrastructureError
 from fleet.run import parse_arguments
 from fleet.spec import load
 from fleet.storage.event_log import launch_status, log_position
+from fleet.storage.lease import free_dead, newest_generation
 from fleet.storage.paths import RunPaths
-from launch.mpirun_messages import run_quietly
+from launch.mpirun_messages import Interrupts, run_quietly
 from launch.systems import this_job
 
 # Root may start ranks, as in a container.
@@ -94,8 +95,8 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**settings(os.environ), **os.environ, **(more or {})}
 
 
-def event_log(arguments: Sequence[str]) -> Path:
-    """Return the event log of a launch with these arguments of ``python -m fleet.run``.
+def paths_of(arguments: Sequence[str]) -> RunPaths:
+    """Return the folder of a launch with these arguments of ``python -m fleet.run``.
 
     Raises:
         UserError: an argument is invalid.
@@ -103,8 +104,17 @@ def event_log(arguments: Sequence[str]) -> Path:
     """
     request = parse_arguments(arguments)
     if request.replay is not None and request.only is not None:
-        return RunPaths(RunPaths(Path(request.replay)).replay(request.only)).events
-    return RunPaths(load(request.spec).output).events
+        return RunPaths(RunPaths(Path(request.replay)).replay(request.only))
+    return RunPaths(load(request.spec).output)
+
+
+def event_log(arguments: Sequence[str]) -> Path:
+    """Return the event log of a launch; see :func:`paths_of`."""
+    return paths_of(arguments).events
+
+
+class StoppedEarly(KeyboardInterrupt):
+    """The user stopped a launch before it had anything to save."""
 
 
 def run(
@@ -114,6 +124,7 @@ def run(
     log: IO[str] | None = None,
     more: Mapping[str, str] | None = None,
     on_start: Callable[[Sequence[str]], None] = lambda command: None,
+    interrupts: Interrupts | None = None,
 ) -> tuple[int, int]:
     """Start a launch, wait for it, and show its output.
 
@@ -124,6 +135,7 @@ def run(
         log: an open file for the output, instead of standard output.
         more: further environment variables.
         on_start: called with the command before it starts.
+        interrupts: counts signals; by default Ctrl-C raises KeyboardInterrupt as usual.
 
     Returns:
         Its exit status, and that of the launcher, which is 0 if Open MPI has lost a node.
@@ -131,11 +143,23 @@ def run(
     Raises:
         UserError, SpecError: as :func:`event_log`.
         InfrastructureError: as :func:`mpirun`.
-        KeyboardInterrupt: the user pressed Ctrl-C twice, or before the launch had begun.
+        StoppedEarly: the user pressed Ctrl-C before the launch had begun.
+        KeyboardInterrupt: the user pressed Ctrl-C twice.
     """
-    events = event_log(arguments)
-    before = log_position(events)
+    paths = paths_of(arguments)
+    before = log_position(paths.events)
+    generation = newest_generation(paths.lease)
     words = command(arguments, ranks, launcher)
     on_start(words)
-    ended = run_quietly(words, EXPLAINED, log, environment(more))
-    return launch_status(ended, events, before), ended
+
+    def can_save() -> bool:
+        return log_position(paths.events) != before
+
+    try:
+        ended = run_quietly(words, EXPLAINED, log, environment(more), can_save, interrupts)
+    except KeyboardInterrupt:
+        free_dead(paths.lease, generation)
+        if not can_save():
+            raise StoppedEarly from None
+        raise
+    return launch_status(ended, paths.events, before), ended

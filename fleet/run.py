@@ -32,6 +32,7 @@ from fleet.errors import (
 from fleet.gc_pause import paused_collection
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.startup.request import IDLE_S, Request, StartupTimer
+from fleet.spec import load
 from fleet.storage.files import storage_errors
 from fleet.storage.lease import Lease
 from fleet.terminal import print_any_name
@@ -140,9 +141,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     print_any_name()
     try:
         request = parse_arguments(argv)
+        if is_first(os.environ):
+            load(request.spec)  # reports mistakes before MPI starts and libraries are imported
     except UserError as error:
         if is_first(os.environ):
-            print(f"fleet: {error}", file=sys.stderr)
+            print(f"fleet: {shortened(str(error))}", file=sys.stderr)
         return ExitStatus.BAD_INPUT
     interruption = Interruption(None)
     timer = StartupTimer()

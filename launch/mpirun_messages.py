@@ -15,9 +15,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from types import FrameType
 from typing import IO
 
-from launch.processes import end_with_parent
+from launch.processes import end_with_parent, kill_session
 from launch.stale_files import remove_leftovers
 
 _RULE = re.compile(rb"-{70,}\s*")
@@ -37,6 +38,7 @@ _OF_AN_END = (
 _MOST_LINES = 20  # of a box
 # For the end of a launch's output, which a process that it left behind may keep open.
 PATIENCE_S = 5.0
+_POLL_S = 0.1
 
 
 class Notices:
@@ -114,19 +116,81 @@ class Notices:
         return self._was_dropped
 
 
+class Interrupts:
+    """Counts signals that ask a launch to stop; only the main thread can make one.
+
+    Unlike an exception, which Python drops in some callbacks, a count cannot be missed.
+
+    Args:
+        numbers: the signals to count.
+    """
+
+    def __init__(self, numbers: Sequence[signal.Signals]) -> None:
+        self.count = 0
+        for number in numbers:
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        # A terminal that closes may send several signals, which are one wish to stop.
+        if number != signal.SIGHUP or not self.count:
+            self.count += 1
+
+
 def run_quietly(
     command: Sequence[str],
     explained: Sequence[int],
     out: IO[str] | None = None,
     environment: Mapping[str, str] | None = None,
+    can_save: Callable[[], bool] = lambda: True,
+    interrupts: Interrupts | None = None,
 ) -> int:
-    """Start a launch, wait for it, and return how it ended; see :func:`start` and :func:`wait`."""
+    """Start a launch, wait for it, and return how it ended; see :func:`start` and :func:`wait`.
+
+    Args:
+        command, explained, out, environment: see :func:`start`.
+        can_save: returns False while a launch has nothing to save. Then Ctrl-C ends it at once: its
+            ranks may not handle signals yet.
+        interrupts: counts signals; by default Ctrl-C raises KeyboardInterrupt as usual.
+    """
     process, output_thread = start(command, explained, out, environment)
+
+    def stop() -> None:
+        if not can_save():
+            raise KeyboardInterrupt
+        process.send_signal(signal.SIGUSR2)
+
     try:
-        return wait(process, explained, lambda: process.send_signal(signal.SIGUSR2))
+        if interrupts is None:
+            return wait(process, explained, stop)
+        return _wait_counting(process, stop, interrupts)
     finally:
         output_thread.join(PATIENCE_S)
         remove_leftovers()
+
+
+def _wait_counting(
+    process: subprocess.Popen[bytes], stop: Callable[[], object], interrupts: Interrupts
+) -> int:
+    """Wait for a launch; the first signal stops it, and the second one kills it.
+
+    Raises:
+        KeyboardInterrupt: the launch was killed.
+    """
+    is_stopping = False
+    try:
+        while True:
+            if interrupts.count > 1:
+                raise KeyboardInterrupt
+            if interrupts.count and not is_stopping:
+                is_stopping = True
+                stop()
+            try:
+                return process.wait(_POLL_S)
+            except subprocess.TimeoutExpired:
+                continue
+    except KeyboardInterrupt:
+        end_at_once(process)
+        raise
 
 
 def wait(
@@ -156,12 +220,16 @@ def wait(
 
 
 def end_at_once(process: subprocess.Popen[bytes]) -> None:
-    """End a launch without saving."""
+    """End a launch without saving; none of its processes remains."""
     process.send_signal(signal.SIGINT)  # mpirun ends its ranks, too
     try:
         process.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        pass
     finally:
         process.kill()
+        process.wait()
+        kill_session(process.pid)
 
 
 def start(

@@ -106,6 +106,27 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, number)
 
 
+def session_members(session: int) -> list[int]:
+    """Return the living processes of a session."""
+    members = []
+    for entry in os.scandir("/proc"):
+        with suppress(OSError, ValueError, IndexError):
+            _, fields = _fields(Path("/proc"), int(entry.name))
+            if int(fields[3]) == session and fields[0] not in "ZX":
+                members.append(int(entry.name))
+    return members
+
+
+def kill_session(session: int, patience_s: float = 5.0) -> None:
+    """Kill all processes of a session, and wait until they have ended."""
+    until = time.monotonic() + patience_s
+    while (members := session_members(session)) and time.monotonic() < until:
+        for pid in members:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
 def end_children(patience_s: float = 1.0) -> None:
     """End the remaining children of this process, which would keep its output open.
 

@@ -37,6 +37,7 @@ from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.rate_memory import RateMemory
 from fleet.runtime.replay import compare
 from fleet.runtime.resume import resume
+from fleet.runtime.resume_command import COMMAND_VARIABLE, resume_command_of
 from fleet.runtime.run_sharing import find_run_sharing
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.startup.engine_import import find_busy_trainers
@@ -62,14 +63,21 @@ _SHORT_TRACKING_S = 10.0
 _END_S = 10.0  # longest time for writing the results of a stuck launch
 
 
-def explain_status(status: ExitStatus, rows: Iterable[NetworkResult]) -> str:
+def explain_status(
+    status: ExitStatus, rows: Iterable[NetworkResult], resume: str = "the same command"
+) -> str:
     """Explain an exit status that launchers report as an abort; empty for other statuses.
+
+    Args:
+        status: the exit status.
+        rows: the table of results.
+        resume: the command that resumes the run.
 
     >>> explain_status(ExitStatus.NETWORK_FAILED, [])
     'a searcher failed; see the warning above'
     """
     if status is ExitStatus.RESUMABLE:
-        return "some networks have not finished; the same command resumes the run"
+        return f"some networks have not finished; {resume} resumes the run"
     if status is not ExitStatus.NETWORK_FAILED:
         return ""
     if any(row.status is Status.FAILED for row in rows):
@@ -318,13 +326,13 @@ class RankZero:
             self._print()
             for failed in self._tracking.close(patience_s):
                 print(format_event(failed, self._run), flush=True)
-            explanation = explain_status(status, self.results.rows())
-            if explanation and find_launcher(os.environ) is not None:
-                print(
-                    f"Status {status.value}: {explanation}. The launcher reports it as an abort, "
-                    "but no rank has crashed.",
-                    flush=True,
-                )
+            command = resume_command_of(os.environ)
+            explanation = explain_status(status, self.results.rows(), command)
+            if explanation:
+                note = ""
+                if find_launcher(os.environ) is not None and COMMAND_VARIABLE not in os.environ:
+                    note = " The launcher reports it as an abort, but no rank has crashed."
+                print(f"Status {status.value}: {explanation}.{note}", flush=True)
         return int(status)
 
     def _print(self) -> None:

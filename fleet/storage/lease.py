@@ -267,6 +267,25 @@ def is_held(folder: Path) -> bool:
     return not text.is_free and not (text.holder is not None and Process().has_died(text.holder))
 
 
+def free_dead(folder: Path, since: int) -> None:
+    """Free the lease of a holder that has died, so that the next launch need not wait.
+
+    The caller knows that all processes of the holder's launch have ended.
+
+    Args:
+        folder: folder of the lease.
+        since: newest generation before that launch.
+    """
+    generation = newest_generation(folder)
+    text = read_generation(folder, generation) if generation > since else None
+    if text is None:
+        return
+    state = parse_lease(text)
+    if not state.is_free and state.holder is not None and Process().has_died(state.holder):
+        with suppress(OSError):  # then the next launch waits for some seconds
+            _write_head(folder, generation, int(text[:20]) + 1, "free")
+
+
 def read_generation(folder: Path, generation: int) -> str | None:
     """Return the content of a generation's file; None if there is none.
 

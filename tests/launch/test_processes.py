@@ -1,10 +1,11 @@
 """The start of a command, from the processes between it and a rank."""
 
 import os
+import subprocess
 
 import pytest
 
-from launch.processes import command_began_s, command_of
+from launch.processes import command_began_s, command_of, kill_session, session_members
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -73,3 +74,16 @@ def test_command_began_s_is_none_without_proc(tmp_path, content):
 def test_command_began_s_of_this_process():
     began, process = command_began_s(os.getpid())
     assert 0 < began <= process
+
+
+def test_kill_session_ends_all_processes_of_a_session():
+    process = subprocess.Popen(
+        ["sh", "-c", "trap '' TERM; sleep 60 & echo ready; sleep 60"],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout.readline() == b"ready\n"
+    assert process.pid in session_members(process.pid)
+    kill_session(process.pid)
+    assert session_members(process.pid) == []
+    process.communicate()

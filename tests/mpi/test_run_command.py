@@ -4,10 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from fleet.errors import ExitStatus
+from fleet.storage.lease import newest_state
 from fleet.storage.results import read_results
 from tests.waiting import wait_until
 
@@ -57,11 +61,93 @@ def test_run_reports_a_mistake_before_it_starts_ranks(launch, tmp_path):
     assert "mpirun" not in err
 
 
-def test_run_saves_and_ends_upon_ctrl_c(launch, tmp_path):
+@pytest.fixture
+def endless(launch, tmp_path):
+    """Start a run without end; return its process, and a function that waits for its epochs."""
     spec = spec_of(launch, tmp_path, epochs=100_000)
-    process = fleet("run", spec, "-n", 2, start_new_session=True)
+    processes = []
+
+    def start(ranks=2):
+        process = fleet("run", spec, "-n", ranks, start_new_session=True)
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def await_epochs(process, tmp_path, count=1):
     events = tmp_path / "run" / "events.jsonl"
-    wait_until(lambda: events.exists() and "epoch" in events.read_text(), process, 120)
+    wait_until(lambda: events.exists() and events.read_text().count("epoch") > count, process, 120)
+
+
+def ranks_of(spec):
+    """Return the processes of a launch."""
+    processes = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if b"fleet.run\0" + os.fsencode(spec) in (folder / "cmdline").read_bytes():
+                processes.append(folder.name)
+    return processes
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_run_saves_and_ends_upon_ctrl_c(endless, tmp_path, ranks):
+    process = endless(ranks)
+    await_epochs(process, tmp_path)
     os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == ExitStatus.RESUMABLE, err
+    assert "the best network first" in out
+    last = out.splitlines()[-1]
+    assert last.startswith("Status 75: ")
+    assert f"fleet run {tmp_path}/spec.yaml -n {ranks} resumes the run." in last
+    assert "prterun" not in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_run_saves_and_ends_upon_other_signals(endless, tmp_path, number):
+    process = endless()
+    await_epochs(process, tmp_path)
+    os.kill(process.pid, number)
     _, err = process.communicate(timeout=300)
     assert process.returncode == ExitStatus.RESUMABLE, err
+
+
+def test_second_ctrl_c_ends_run_at_once(endless, tmp_path):
+    process = endless(3)
+    await_epochs(process, tmp_path)
+    for number in ranks_of(tmp_path / "spec.yaml"):
+        os.kill(int(number), signal.SIGSTOP)  # so that they cannot save
+    os.kill(process.pid, signal.SIGINT)
+    time.sleep(0.5)
+    began = time.monotonic()
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert time.monotonic() - began < 30
+    assert "Traceback" not in err
+    assert "prterun" not in err
+    assert "resumes the run" in err.splitlines()[-1]
+    assert ranks_of(tmp_path / "spec.yaml") == []
+    assert newest_state(tmp_path / "run" / ".fleet-lease").is_free
+
+
+def test_ctrl_c_before_training_loses_nothing(endless, tmp_path):
+    process = endless(3)
+    for line in process.stderr:
+        if "mpirun" in line:
+            break
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == ExitStatus.RESUMABLE
+    assert "nothing is lost" in err
+    assert "prterun" not in err
+    assert ranks_of(tmp_path / "spec.yaml") == []
+    again = endless(3)
+    await_epochs(again, tmp_path)
+    os.kill(again.pid, signal.SIGINT)
+    again.communicate(timeout=300)
+    assert again.returncode == ExitStatus.RESUMABLE

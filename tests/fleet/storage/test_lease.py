@@ -23,7 +23,9 @@ from fleet.storage.lease import (
     Lease,
     Process,
     Times,
+    free_dead,
     newest_generation,
+    newest_state,
     parse_lease,
     read_generation,
 )
@@ -124,6 +126,20 @@ def test_lease_ends_with_killed_process_despite_children(folder, holder):
         with refused(UserError, f"process {os.getpid()} on "):
             real(dataclasses.replace(QUICK, stale=60)).take(folder)
     # it was released, so nothing is waited for
+    with real(dataclasses.replace(QUICK, stale=60, dying=60)) as lease:
+        lease.take(folder)
+        assert not lease.took_over
+
+
+def test_lease_of_a_dead_launch_can_be_freed(folder, holder):
+    free_dead(folder, 0)
+    assert not newest_state(folder).is_free  # its holder lives
+    holder.kill()
+    holder.wait()
+    free_dead(folder, 1)
+    assert not newest_state(folder).is_free  # it is older than the launch
+    free_dead(folder, 0)
+    assert newest_state(folder).is_free
     with real(dataclasses.replace(QUICK, stale=60, dying=60)) as lease:
         lease.take(folder)
         assert not lease.took_over
