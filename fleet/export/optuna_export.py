@@ -1,17 +1,24 @@
 """Write a run as Optuna studies: one per entry whose networks differ, one for all other networks.
 
 Existing trials do not change, except that running ones get new results. A finished trial cannot be
-changed, so a study is written again if a network has trained further, or has been replaced.
+changed, so a study is written again if a network has trained further, or has been replaced, or if
+the space has changed.
+
+A space that has changed while the run was resumed is one space in Optuna: choices are those of all
+times, since Optuna allows one list of choices in a study; of ranges each trial has its own.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import optuna
 from optuna.distributions import (
@@ -20,6 +27,7 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
+from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study, StudyDirection
@@ -27,8 +35,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from fleet.errors import UserError
 from fleet.export.tracked_run import DATABASES, TrackedNetwork, TrackedObjective, TrackedRun
-from fleet.spec.dimensions import Range, ends_of, key_of_value, normal_form
+from fleet.spec.dimensions import Range, different, ends_of, key_of_value, normal_form
 from fleet.spec.hyperparameters import to_scalar
+from fleet.spec.model import wrapping_errors
 from fleet.storage.results import Status
 
 _STATES = {
@@ -43,14 +52,15 @@ def write(run: TrackedRun, path: Path) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = _storage(path)
     for entry in dict.fromkeys(network.entry for network in run.networks):
+        networks = [network for network in run.networks if network.entry == entry]
+        dimensions = _dimensions(run, entry, networks)
         trials = {
-            network.name: _trial(run, network)
-            for network in run.networks
-            if network.entry == entry and (network.epochs or network.is_over)
+            network.name: _trial(run, network, dimensions)
+            for network in networks
+            if network.epochs or network.is_over
         }
         if trials:
-            first = next(network for network in run.networks if network.entry == entry)
-            _write(storage, run, entry, first.objectives, trials)
+            _write(storage, run, entry, networks[0].objectives, trials)
 
 
 def _direction(objective: TrackedObjective) -> StudyDirection:
@@ -79,12 +89,21 @@ def _write(
         study = optuna.create_study(storage=storage, study_name=name, directions=directions)
         study.set_user_attr("run", run.key)
         study.set_user_attr("objectives", [objective.name for objective in objectives])
+    _set_names(study, [objective.name for objective in objectives])
     existing = _trials(study)
     for network, trial in trials.items():
         if network not in existing:
             study.add_trial(trial)
         elif not existing[network].state.is_finished():
             _update_trial(storage, existing[network], trial)
+
+
+def _set_names(study: Study, names: list[str]) -> None:
+    """Name the objectives of a study, for its plots and its dashboard."""
+    if study.metric_names != names:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            study.set_metric_names(names)
 
 
 def _name(storage: BaseStorage, run: TrackedRun, entry: str) -> str:
@@ -154,7 +173,9 @@ def _update_trial(storage: BaseStorage, existing: FrozenTrial, current: FrozenTr
         storage.set_trial_state_values(number, current.state, current.values)
 
 
-def _trial(run: TrackedRun, network: TrackedNetwork) -> FrozenTrial:
+def _trial(
+    run: TrackedRun, network: TrackedNetwork, dimensions: Mapping[str, _Dimension]
+) -> FrozenTrial:
     """Convert a network to a trial."""
     monitor = network.objectives[0].name
     reported = {
@@ -173,8 +194,7 @@ def _trial(run: TrackedRun, network: TrackedNetwork) -> FrozenTrial:
             values = None
     elif state is TrialState.PRUNED and reported and len(network.objectives) == 1:
         values = [list(reported.values())[-1]]  # as for a trial that Optuna prunes
-    space = run.spaces.get(network.entry, {})
-    parameters = list(_parameters(network, space))
+    parameters = list(_parameters(network, dimensions))
     distributions = {name: distribution for name, distribution, _ in parameters}
     return FrozenTrial(
         number=-1,
@@ -198,26 +218,93 @@ def _trial(run: TrackedRun, network: TrackedNetwork) -> FrozenTrial:
 
 
 def _parameters(
-    network: TrackedNetwork, space: Mapping[str, Any]
+    network: TrackedNetwork, dimensions: Mapping[str, _Dimension]
 ) -> Iterable[tuple[str, BaseDistribution, Any]]:
-    """Yield parameters whose values are in the current space: name, distribution and value."""
-    for name, dimension in space.items():
+    """Yield the parameters of a network: name, distribution and value."""
+    for name, dimension in dimensions.items():
         if name in network.drawn:
             with suppress(UserError):
-                value = normal_form(name, dimension, network.drawn[name])
-                yield name, *_parameter(dimension, value)
+                yield name, *dimension.parameter(network.drawn[name])
 
 
-def _parameter(dimension: Any, value: Any) -> tuple[BaseDistribution, Any]:
-    if not isinstance(dimension, Range):
-        choices = list({key_of_value(choice): choice for choice in dimension}.values())
-        plain = list(map(to_scalar, choices))
+def _dimensions(
+    run: TrackedRun, entry: str, networks: Sequence[TrackedNetwork]
+) -> dict[str, _Dimension]:
+    """Return the dimensions of an entry's space, and those that only earlier spaces had."""
+    spaces = (run.spaces.get(entry, {}), *run.earlier_spaces.get(entry, ()))
+    dimensions: dict[str, _Dimension] = {}
+    for name in dict.fromkeys(name for space in spaces for name in space):
+        versions = [space[name] for space in spaces if name in space]
+        if isinstance(versions[0], Range):
+            dimensions[name] = _Ranges(name, versions)
+        else:
+            drawn = [network.drawn[name] for network in networks if name in network.drawn]
+            listed = [list(version) for version in versions if not isinstance(version, Range)]
+            dimensions[name] = _Choices(name, different([*chain(*listed), *drawn]))
+    return dimensions
+
+
+class _Dimension(Protocol):
+    """A dimension of the space of a study."""
+
+    def parameter(self, value: Any) -> tuple[BaseDistribution, Any]:
+        """Return the distribution of a trial with a value, and the value as Optuna writes it.
+
+        Raises:
+            UserError: the study cannot have the value.
+        """
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """Choices: those of the newest space first, then others that networks had."""
+
+    name: str
+    choices: Sequence[Any]
+
+    def parameter(self, value: Any) -> tuple[BaseDistribution, Any]:
+        """See :class:`_Dimension`."""
+        plain = list(map(to_scalar, self.choices))
         # As JSON if Optuna would confuse some choices (1 and 1.0).
         is_plain = len(set(plain)) == len(plain)
         write: Callable[[Any], Any] = to_scalar if is_plain else key_of_value
-        return CategoricalDistribution(tuple(map(write, choices))), write(value)
+        choice = normal_form(self.name, self.choices, value)
+        return CategoricalDistribution(tuple(map(write, self.choices))), write(choice)
+
+
+@dataclass(frozen=True)
+class _Ranges:
+    """A range, the newest first of those that it has been."""
+
+    name: str
+    versions: Sequence[Any]
+
+    def parameter(self, value: Any) -> tuple[BaseDistribution, Any]:
+        """See :class:`_Dimension`; the newest range that has the value, or one that is wider."""
+        newest = self.versions[0]
+        for version in self.versions:
+            # Optuna allows one kind of range in a study.
+            is_alike = isinstance(version, Range) and (version.integer, version.log) == (
+                newest.integer,
+                newest.log,
+            )
+            with suppress(UserError):
+                if is_alike:
+                    number = normal_form(self.name, version, value)
+                    return _distribution(version), number
+        with wrapping_errors(f"{self.name}: {value!r} fits no range:", UserError):
+            wider = Range(
+                min(newest.low, value),
+                max(newest.high, value),
+                log=newest.log,
+                integer=newest.integer,
+            )
+            return _distribution(wider), wider.normal_form(value)
+
+
+def _distribution(dimension: Range) -> BaseDistribution:
     low, high = ends_of(dimension)
     if dimension.integer:
         step = 1 if dimension.step is None else int(dimension.step)
-        return IntDistribution(low, high, log=dimension.log, step=step), value
-    return FloatDistribution(low, high, log=dimension.log, step=dimension.step), value
+        return IntDistribution(low, high, log=dimension.log, step=step)
+    return FloatDistribution(low, high, log=dimension.log, step=dimension.step)

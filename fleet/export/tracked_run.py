@@ -7,17 +7,22 @@ import math
 import pwd
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fleet.domain.events import SearcherStarted
 from fleet.domain.network import SCORES, BestEpoch, EpochRecord
 from fleet.domain.run import RunNetwork, RunState
+from fleet.errors import UserError
 from fleet.monitor.run_history import PastRun, read_past_run
 from fleet.prediction.ensembles import find_joinable
 from fleet.spec import ModelEntry, NetworkSpec, Stopping
 from fleet.spec.hyperparameters import Plain, hyperparameters_of
+from fleet.spec.space import space_of
+from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status, without_means
 
@@ -154,6 +159,7 @@ class TrackedRun:
         is_going_on: True if no launch has logged its end.
         params: its settings.
         spaces: entry -> its space or grid.
+        earlier_spaces: entry of a search -> the other spaces that it has had, the newest first.
         networks: its networks, in the order in which they were added.
         files: name -> path.
         user: the account that started it; empty if unknown.
@@ -169,6 +175,7 @@ class TrackedRun:
     is_going_on: bool
     params: Mapping[str, Plain]
     spaces: Mapping[str, Mapping[str, Any]]
+    earlier_spaces: Mapping[str, Sequence[Mapping[str, Any]]]
     networks: tuple[TrackedNetwork, ...]
     files: Mapping[str, Path]
     user: str
@@ -211,6 +218,7 @@ def read_tracked_run(paths: RunPaths) -> TrackedRun:
         for spec in past.spec.networks
     ]
     files = (paths.spec, paths.results, paths.report, paths.ensembles)
+    spaces = {entry.stem: _space(entry) for entry in document.models if _space(entry)}
     origin = run.launches[0].start.origin if run.launches else None
     return TrackedRun(
         document.name,
@@ -223,7 +231,8 @@ def read_tracked_run(paths: RunPaths) -> TrackedRun:
             "engine": document.resources.engine,
             "seed": document.seed,
         },
-        {entry.stem: _space(entry) for entry in document.models if _space(entry)},
+        spaces,
+        _earlier_spaces(paths, spaces),
         tuple(networks),
         {path.name: path for path in files if path.exists()},
         _owner(paths.spec),
@@ -231,6 +240,19 @@ def read_tracked_run(paths: RunPaths) -> TrackedRun:
         _best(past.rows),
         _model(past, paths),
     )
+
+
+def _earlier_spaces(
+    paths: RunPaths, spaces: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the spaces that searches have had before, the newest first."""
+    earlier: dict[str, list[Mapping[str, Any]]] = {}
+    for began in (event for log in paths.event_logs() for event in events_of(log, SearcherStarted)):
+        with suppress(UserError):  # an early version may have accepted it
+            space = space_of(began.settings.get("space", {}))
+            if space != spaces.get(began.entry):
+                earlier.setdefault(began.entry, []).insert(0, space)
+    return earlier
 
 
 def _owner(path: Path) -> str:

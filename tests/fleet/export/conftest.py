@@ -51,6 +51,7 @@ def made_up(*networks, **more):
         "is_going_on": False,
         "params": {"policy": "adaptive"},
         "spaces": {"net": SPACE},
+        "earlier_spaces": {},
         "files": {},
         "user": "me",
         "facts": {"host": "node1", "command": "mpirun -n 3 python -m fleet.run digits.yaml"},

@@ -2,17 +2,25 @@
 
 import json
 import math
+import shlex
+import socket
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 
 from fleet.__main__ import main
 from fleet.api import read_history, read_results
 from fleet.export.tracked_run import TrackedObjective
-from fleet.export.trackers import write
+from fleet.export.trackers import TRACKERS, write
 from fleet.spec.dimensions import Range
-from tests.fleet.export.conftest import CHANGED, EARLY, LATE, RATE, made_up
+from tests.fleet.export.conftest import CHANGED, EARLY, LATE, RATE, SPACE, made_up
 
 optuna = pytest.importorskip("optuna", reason="Optuna is not installed: make test-track has it")
 FORMS = pytest.mark.parametrize("name", ["studies.log", "studies.db"])
@@ -136,12 +144,84 @@ def test_optuna_study_has_all_objectives(tmp_path, name):
 
 
 @FORMS
-def test_optuna_keeps_values_from_another_space(tmp_path, name):
-    write("optuna", LATE, path := tmp_path / name)
-    narrow = made_up(*LATE.networks, spaces={"net": {RATE: (0.02, 0.03), "filters": ([8, 16],)}})
-    write("optuna", narrow, path)
-    first = studies(path)["digits-net"].trials[0]
-    assert (first.params, first.user_attrs[RATE]) == ({"filters": "[8, 16]"}, 0.01)
+def test_optuna_names_objectives(tmp_path, name):
+    two = replace(
+        LATE.networks[0],
+        objectives=(*LATE.networks[0].objectives, TrackedObjective("parameters", 9, False)),
+    )
+    write("optuna", made_up(two), path := tmp_path / name)
+    write("optuna", made_up(*LATE.networks, name="others"), path)
+    by_name = studies(path)
+    assert by_name["digits-net"].metric_names == ["val_accuracy", "parameters"]
+    assert by_name["others-net"].metric_names == ["val_accuracy"]
+
+
+@FORMS
+def test_optuna_keeps_parameters_of_earlier_spaces(tmp_path, name):
+    first, pruned, failed, last, plain = LATE.networks
+    depth = replace(pruned, drawn={**pruned.drawn, "depth": 3})
+    networks = (first, depth, failed, replace(last, drawn={RATE: 0.5, "filters": [32]}), plain)
+    spaces = {"net": {RATE: Range(0.1, 1.0, log=True), "filters": ([32],)}}
+    earlier = {"net": [{**SPACE, "depth": Range(1, 4, integer=True)}]}
+    write("optuna", made_up(*LATE.networks), path := tmp_path / name)
+    for _ in range(2):
+        write("optuna", made_up(*networks, spaces=spaces, earlier_spaces=earlier), path)
+    trials = studies(path)["digits-net"].trials
+    assert [trial.params for trial in trials] == [
+        {RATE: 0.01, "filters": "[8, 16]"},
+        {RATE: 0.01, "filters": "[8, 16]", "depth": 3},
+        {RATE: 0.01, "filters": "[8, 16]"},
+        {RATE: 0.5, "filters": "[32]"},
+    ]
+    bounds = {
+        (trial.distributions[RATE].low, trial.distributions[RATE].high) for trial in trials[:2]
+    }
+    assert bounds == {(0.001, 0.1)}
+    assert (trials[3].distributions[RATE].low, trials[3].distributions[RATE].high) == (0.1, 1.0)
+    choices = {trial.distributions["filters"].choices for trial in trials}
+    assert choices == {("[32]", "[8]", "[8, 16]")}
+
+
+@FORMS
+def test_optuna_dimension_may_change_its_kind(tmp_path, name):
+    first, pruned, failed, last, plain = LATE.networks
+    networks = (first, pruned, failed, replace(last, drawn={RATE: 0.5, "filters": 4}), plain)
+    spaces = {"net": {RATE: (0.5, 0.7), "filters": Range(1, 8, integer=True)}}
+    write(
+        "optuna",
+        made_up(*networks, spaces=spaces, earlier_spaces={"net": [SPACE]}),
+        path := tmp_path / name,
+    )
+    trials = studies(path)["digits-net"].trials
+    assert [trial.params for trial in trials] == [{RATE: 0.01}] * 3 + [{RATE: 0.5, "filters": 4}]
+    assert trials[3].distributions[RATE].choices == (0.5, 0.7, 0.01)
+
+
+@FORMS
+def test_optuna_range_is_widened_for_values_of_users(tmp_path, name):
+    cloned = replace(LATE.networks[0], drawn={RATE: 0.5, "filters": [8]})
+    write("optuna", made_up(cloned, *LATE.networks[1:]), path := tmp_path / name)
+    first, second, *_ = studies(path)["digits-net"].trials
+    assert first.params[RATE] == 0.5
+    assert (first.distributions[RATE].low, first.distributions[RATE].high) == (0.001, 0.5)
+    assert second.distributions[RATE].high == 0.1
+
+
+def test_optuna_study_spans_a_changed_search(searched, tmp_path):
+    text = searched.path.read_text()
+    changed = text.replace("high: 0.1", "high: 0.01").replace("max_trials: 5", "max_trials: 8")
+    assert changed != text
+    searched.path.write_text(changed)
+    assert searched.launch() == 0
+    run, path = searched.folder / "run", tmp_path / "studies.db"
+    assert main(["export", str(run), "--optuna", str(path)]) == 0
+    trials = studies(path)["ensemble-net"].trials
+    rows = {row.name: row for row in read_results(run)}
+    assert {trial.user_attrs["network"]: trial.params[RATE] for trial in trials} == {
+        name: row.drawn[RATE] for name, row in rows.items() if name != "plain"
+    }
+    highs = {trial.distributions[RATE].high for trial in trials}
+    assert highs == {0.1, 0.01}
 
 
 @FORMS
@@ -229,6 +309,32 @@ def test_optuna_dashboard_shows_the_studies(tmp_path):
     assert [trial["state"] for trial in trials] == ["Complete", "Pruned", "Fail", "Complete"]
     assert [len(trial["intermediate_values"]) for trial in trials] == [4, 2, 0, 3]
     assert responses == ["200 OK"] * 2
+
+
+@pytest.mark.parametrize("name", ["studies.log", "my 100% studies.db"])
+def test_printed_dashboard_command_serves_the_studies(tmp_path, name):
+    pytest.importorskip("optuna_dashboard", reason="make test-track has it")
+    write("optuna", LATE, path := tmp_path / name)
+    program, *arguments = shlex.split(TRACKERS["optuna"].command(path))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    command = [Path(sys.executable).with_name(program), *arguments, "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        try:
+            until = time.monotonic() + 60
+            while True:
+                try:
+                    with urlopen(f"http://127.0.0.1:{port}/api/studies", timeout=30) as answer:
+                        summaries = json.load(answer)["study_summaries"]
+                    break
+                except URLError:
+                    assert server.poll() is None
+                    assert time.monotonic() < until
+                    time.sleep(0.1)
+        finally:
+            server.terminate()
+    assert sorted(summary["study_name"] for summary in summaries) == ["digits", "digits-net"]
 
 
 @FORMS
