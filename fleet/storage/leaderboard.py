@@ -16,8 +16,15 @@ _LEAST = ("why", "params", "s", "acc", "loss", "best")
 _LONGEST_VALUE = 20  # maximum letters of a value
 
 
-def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any]]]:
-    """Return headers and rows of the final table."""
+def leaderboard(
+    rows: Sequence[NetworkResult], parameters: int = SHOWN_PARAMETERS
+) -> tuple[list[str], list[list[Any]]]:
+    """Return headers and rows of the final table.
+
+    Args:
+        rows: the networks, in order.
+        parameters: maximum number of drawn parameters with a column.
+    """
 
     def format_value(row: NetworkResult, name: str) -> str:
         value = row.value(name)
@@ -46,7 +53,7 @@ def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any
     ]
     has_children = any(row.parent for row in rows)
     has_violations = any(row.violates for row in rows)
-    varied = varied_parameters(rows)[:SHOWN_PARAMETERS]
+    varied = varied_parameters(rows)[:parameters]
     headers = [
         "network",
         "status",

@@ -297,19 +297,22 @@ def _describe_channels(samples: Mapping[str, SampleSpec]) -> str:
 
 def _describe_standardizing(spec: Spec, transforms_by_key: Mapping[str, AnyTransforms]) -> str:
     """Describe the data that inputs are standardized by; empty if they are not."""
-    if not any(
-        isinstance(split_scale(items)[1], Standardize)
+    scales = [
+        split_scale(items)[1]
         for transforms in transforms_by_key.values()
         for items in lists_of(transforms)
-    ):
+    ]
+    words = dict.fromkeys(scale.written for scale in scales if isinstance(scale, Standardize))
+    if not words:
         return ""
     if spec.data.folds:
         samples = "each fold's training samples"
     else:
         samples = "the training samples"
+    verb = "uses" if len(words) == 1 else "use"
     return (
-        f"data: standardize uses means and deviations of {samples}, computed before training; they "
-        "are exported with the networks"
+        f"data: {' and '.join(words)} {verb} means and deviations of {samples}, computed before "
+        "training; they are exported with the networks"
     )
 
 
