@@ -230,7 +230,7 @@ def _parameters(
 def _dimensions(
     run: TrackedRun, entry: str, networks: Sequence[TrackedNetwork]
 ) -> dict[str, _Dimension]:
-    """Return the dimensions of an entry's space, and those that only earlier spaces had."""
+    """Return the dimensions of an entry's space, and others of its earlier spaces."""
     spaces = (run.spaces.get(entry, {}), *run.earlier_spaces.get(entry, ()))
     dimensions: dict[str, _Dimension] = {}
     for name in dict.fromkeys(name for space in spaces for name in space):
@@ -274,7 +274,7 @@ class _Choices:
 
 @dataclass(frozen=True)
 class _Ranges:
-    """A range, the newest first of those that it has been."""
+    """A range of numbers: the newest range of the space first, then earlier ones."""
 
     name: str
     versions: Sequence[Any]
