@@ -156,7 +156,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         import fleet.runtime.session  # noqa: F401 - before MPI starts, where ranks wait
 
         timer.end("imports")
-        from fleet.comm.mpi import start_mpi
+        try:
+            from fleet.comm.mpi import start_mpi
+        except (ImportError, RuntimeError) as error:
+            return _refuse_without_mpi(error)
 
     logging.getLogger("fleet").addHandler(logging.NullHandler())  # until start_logging()
     world = start_mpi()
@@ -187,6 +190,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BaseException as error:
         logging.getLogger("fleet").critical("rank %d failed", world.rank, exc_info=True)
         world.abort(error)
+
+
+def _refuse_without_mpi(error: ImportError | RuntimeError) -> int:
+    """Report that mpi4py is not installed, or finds no MPI.
+
+    Raises:
+        ImportError: another module is missing.
+    """
+    if isinstance(error, ImportError) and not (error.name or "").startswith("mpi4py"):
+        raise error
+    if is_first(os.environ):
+        print(
+            f"fleet: mpi4py cannot be imported ({error}): install it with Open MPI by pip install "
+            "'fleet-ensemble[keras]' or '[torch]'; on a cluster, build it for the MPI of the "
+            "machine",
+            file=sys.stderr,
+            flush=True,
+        )
+    return ExitStatus.BAD_INPUT
 
 
 def _refuse_to_run_alone() -> int:

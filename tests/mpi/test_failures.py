@@ -195,6 +195,18 @@ def test_rank_without_launcher_starts_no_run(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_run_without_mpi4py_says_what_to_install(launch, tmp_path):
+    (tmp_path / "mpi4py.py").write_text("raise ModuleNotFoundError('absent', name='mpi4py')")
+    run = launch(
+        2,
+        spec(tmp_path, [GOOD]),
+        environment={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+    )
+    assert run.status == 2, run.output
+    assert run.output.count("install it with Open MPI by pip install 'fleet-ensemble[keras]'") == 1
+    assert "Traceback" not in run.output
+
+
 def test_killed_launchers_remains_are_deleted_next_time(launch, tmp_path):
     content = spec(tmp_path, [GOOD], train={"stopping": {"max_epochs": 100_000}})
     process = launch.start(2, content)
