@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import logging
+import logging.handlers
 import os
 import re
 import socket
@@ -59,6 +60,8 @@ if TYPE_CHECKING:  # imported later, so that --help is fast
 
 
 FORMER_OPTIONS = {"--beside-others": "--share-run", "--idle": "--idle-timeout"}
+# The log until start_logging().
+_EARLY_RECORDS = logging.handlers.MemoryHandler(1000, logging.CRITICAL + 1, flushOnClose=True)
 _JOIN_S = 0.5  # for threads that end by themselves
 
 
@@ -161,7 +164,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (ImportError, RuntimeError) as error:
             return _refuse_without_mpi(error)
 
-    logging.getLogger("fleet").addHandler(logging.NullHandler())  # until start_logging()
+    logging.getLogger("fleet").addHandler(_EARLY_RECORDS)
+    logging.getLogger("fleet").setLevel(logging.INFO)
     world = start_mpi()
     if (
         world.size == 1
@@ -344,6 +348,9 @@ def start_logging(path: Path, rank: int, host: str) -> None:
     )
     logger = logging.getLogger("fleet")
     logger.addHandler(handler)
+    logger.removeHandler(_EARLY_RECORDS)
+    _EARLY_RECORDS.setTarget(handler)
+    _EARLY_RECORDS.close()
     logger.setLevel(logging.INFO)
     logger.propagate = False
 

@@ -38,6 +38,7 @@ from fleet.engines.keras.variables import NetworkVariables
 from fleet.engines.own_step import measures_of
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
+from launch.library_messages import logged_messages
 from preprocess.user_code import UserCode, running_user_code
 
 log = logging.getLogger("fleet.engines.keras.engine")
@@ -233,7 +234,8 @@ def configure_device(setup: EngineContext) -> None:
     """
     if setup.deterministic:
         tf.config.experimental.enable_op_determinism()
-    gpus = tf.config.list_physical_devices("GPU")
+    with logged_messages():
+        gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
         if "TF_NUM_INTRAOP_THREADS" not in os.environ:
