@@ -31,7 +31,7 @@ def with_wheel_names(text: str) -> str:
 class BuildPy(build_py):
     """Copies modules into the wheel, with the names of the wheel."""
 
-    def build_module(self, module, module_file, package):
+    def build_module(self, module: str, module_file: str, package: str) -> tuple[str, bool]:
         """Copy a module, and rewrite its imports."""
         built, copied = super().build_module(module, module_file, package)
         path = Path(built)

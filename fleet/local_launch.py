@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ from launch.systems import this_job
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # Ranks of one machine need no network fabric, for which Open MPI would search for a second.
 _NO_FABRIC = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
+_SESSION_BYTES = 4096  # that mpirun needs at least in the temporary folder
 
 
 def mpirun(ranks: int, survive: bool = False) -> list[str]:
@@ -117,6 +119,26 @@ class StoppedEarly(KeyboardInterrupt):
     """The user stopped a launch before it had anything to save."""
 
 
+def check_temporary_folder() -> None:
+    """Check that mpirun can write the few files that it needs.
+
+    Raises:
+        InfrastructureError: it cannot.
+    """
+    folder = os.environ.get("TMPDIR", "")
+    if not os.path.isdir(folder):  # Open MPI does not take it, either
+        folder = "/tmp"
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_SESSION_BYTES))
+            file.flush()
+    except OSError as error:
+        raise InfrastructureError(
+            f"mpirun cannot write its files into {folder}: {error.strerror}; free some space, or "
+            "set TMPDIR to another folder"
+        ) from error
+
+
 def run(
     arguments: Sequence[str],
     ranks: int,
@@ -142,7 +164,7 @@ def run(
 
     Raises:
         UserError, SpecError: as :func:`event_log`.
-        InfrastructureError: as :func:`mpirun`.
+        InfrastructureError: as :func:`mpirun` and :func:`check_temporary_folder`.
         StoppedEarly: the user pressed Ctrl-C before the launch had begun.
         KeyboardInterrupt: the user pressed Ctrl-C twice.
     """
@@ -150,6 +172,7 @@ def run(
     before = log_position(paths.events)
     generation = newest_generation(paths.lease)
     words = command(arguments, ranks, launcher)
+    check_temporary_folder()
     on_start(words)
 
     def can_save() -> bool:

@@ -1,5 +1,6 @@
 """`fleet run` starts a launch on this machine, and hands on its status."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.errors import ExitStatus
+from fleet import local_launch
+from fleet.errors import ExitStatus, InfrastructureError
 from fleet.storage.lease import newest_state
 from fleet.storage.results import read_results
 from tests.waiting import wait_until
@@ -50,6 +52,16 @@ def test_run_trains_and_prints_the_mpirun_line(launch, tmp_path, ranks):
     assert "-m fleet.run" in err
     assert "the best network first" in out
     assert [row.epochs for row in read_results(tmp_path / "run")] == [2]
+
+
+def test_check_temporary_folder_says_that_it_is_full(tmp_path, monkeypatch):
+    def fail(dir):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(local_launch.tempfile, "TemporaryFile", fail)
+    with pytest.raises(InfrastructureError, match=f"{tmp_path}: No space left on device"):
+        local_launch.check_temporary_folder()
 
 
 def test_run_reports_a_mistake_before_it_starts_ranks(launch, tmp_path):
