@@ -6,6 +6,7 @@ import re
 import pytest
 import yaml
 
+from fleet import api
 from fleet.__main__ import COMMANDS, HIDDEN, make_parser
 from tests.places import ROOT
 
@@ -33,6 +34,11 @@ def test_commands_page_has_every_option(name):
     for action in make_parser(name)._actions:
         for option in action.option_strings:
             assert option in ("-h", "--help") or f"`{option}" in section
+
+
+def test_api_page_has_every_name_once():
+    names = re.findall(r"^::: fleet\.api\.(\w+)$", pages.api_page(), re.MULTILINE)
+    assert sorted(names) == sorted(api.__all__)
 
 
 def test_navigation_has_every_page():

@@ -20,7 +20,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     if readme is not None:
         files.remove(readme)
     for name, text in generated_pages().items():
-        files.append(File.generated(config, name, content=text))
+        head = "---\nhide: [navigation]\n---\n\n" if name == "index.md" else ""
+        files.append(File.generated(config, name, content=head + text))
     return files
 
 

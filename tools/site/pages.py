@@ -5,11 +5,13 @@ Links of the repository lead from file to file: ``../README.md``, ``docs/spec.md
 """
 
 import argparse
+import inspect
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fleet import api
 from fleet.__main__ import GROUPS, make_parser
 from fleet.arguments import Parser
 from fleet.run import add_arguments
@@ -100,7 +102,7 @@ def generated_pages() -> dict[str, str]:
         for file in linked
         if page_of(file).startswith("source/") and (ROOT / file).exists()
     }
-    return pages | {"commands.md": commands_page(), "api.md": API_PAGE}
+    return pages | {"commands.md": commands_page(), "api.md": api_page()}
 
 
 def source_page(file: str) -> str:
@@ -116,13 +118,45 @@ def source_page(file: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-API_PAGE = """# Python API
+def api_page() -> str:
+    """Return the reference of ``fleet.api``: functions, results, keys of a spec, errors."""
+    members = {name: getattr(api, name) for name in api.__all__}
+    functions = [name for name, member in members.items() if inspect.isroutine(member)]
+    keys = [
+        name
+        for name, member in members.items()
+        if member.__module__.startswith("fleet.spec") and name not in functions
+    ]
+    errors = [
+        name
+        for name, member in members.items()
+        if isinstance(member, type) and issubclass(member, BaseException)
+    ]
+    classes = [name for name in members if name not in {*keys, *functions, *errors}]
+    return "\n".join(
+        [
+            "# Python API\n\nWhat does `fleet.api` have? It writes specs, starts launches, and "
+            "reads results. [A notebook](notebook.md) shows it at work.\n",
+            *_documented("Functions", functions),
+            *_documented("Launches and results", classes),
+            *_documented("Keys of a spec", keys, members=False),
+            "[The keys of a spec](spec.md) describes their fields.\n",
+            *_documented("Errors", errors),
+        ]
+    )
 
-What does `fleet.api` have? It writes specs, starts launches, and reads results. The keys of a spec
-are described on [their own page](spec.md).
 
-::: fleet.api
-"""
+def _documented(heading: str, names: Sequence[str], members: bool = True) -> list[str]:
+    """Return a section in which mkdocstrings documents some names of ``fleet.api``."""
+    options = "" if members else "      members: false\n"
+    return [
+        f"## {heading}\n",
+        *(
+            f"::: fleet.api.{name}\n    options:\n      show_root_heading: true\n"
+            f"      heading_level: 3\n{options}"
+            for name in names
+        ),
+    ]
 
 
 def commands_page() -> str:
