@@ -2,12 +2,9 @@
 
 import os
 
-from launch.library_messages import logged_messages
-
 # TensorFlow and Keras read these when the modules of this package import them. Values that the
 # user has set take precedence.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
-with logged_messages():
-    import tensorflow  # noqa: F401 - before the modules of this package, for its messages
+import fleet.engines.keras.load_tensorflow  # noqa: F401 - after the variables
