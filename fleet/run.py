@@ -62,6 +62,8 @@ if TYPE_CHECKING:  # imported later, so that --help is fast
 FORMER_OPTIONS = {"--beside-others": "--share-run", "--idle": "--idle-timeout"}
 # The log until start_logging().
 _EARLY_RECORDS = logging.handlers.MemoryHandler(1000, logging.CRITICAL + 1, flushOnClose=True)
+# Those of srun do not tell that it started this process as a rank.
+_MPIRUN_VARIABLES = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}
 _JOIN_S = 0.5  # for threads that end by themselves
 
 
@@ -170,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (
         world.size == 1
         and (launched_ranks(os.environ) or 1) > 1
-        and "OMPI_COMM_WORLD_SIZE" in os.environ
+        and _MPIRUN_VARIABLES & os.environ.keys()
     ):
         return _refuse_to_run_alone()
     if not local_rank(os.environ):
@@ -226,7 +228,7 @@ def _refuse_to_run_alone() -> int:
             print(
                 f"fleet: mpirun started {launched_ranks(os.environ)} ranks, but MPI sees only this "
                 "one: mpirun ended during start-up, or belongs to another MPI than mpi4py (run "
-                "fleet doctor)",
+                "fleet doctor); on one machine, fleet run starts the mpirun of this environment",
                 file=sys.stderr,
                 flush=True,
             )

@@ -177,11 +177,12 @@ def test_bad_input_ends_with_status_2_before_any_rank_waits(launch, tmp_path, ch
     assert not (tmp_path / "run").exists()
 
 
-def test_rank_without_launcher_starts_no_run(tmp_path):
+@pytest.mark.parametrize("prefix", ["OMPI_COMM_WORLD", "PMI"])  # of Open MPI, of MPICH
+def test_rank_without_launcher_starts_no_run(prefix, tmp_path):
     path = tmp_path / "spec.json"
     path.write_text(json.dumps({**spec(tmp_path, [GOOD]), "output": str(tmp_path / "run")}))
     # The environment of a rank under mpirun.
-    environment = {**os.environ, "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0"}
+    environment = {**os.environ, f"{prefix}_SIZE": "3", f"{prefix}_RANK": "0"}
     ended = subprocess.run(
         [sys.executable, "-m", "fleet.run", str(path)],
         cwd=ROOT,
