@@ -1,7 +1,7 @@
 r"""Draw the screen of a command as an SVG picture, as a terminal of 80 x 24 shows it.
 
     pip install pyte
-    python tools/record_screen.py docs/figures/screen.svg --until "6 done" -- \
+    python tools/record_screen.py docs/figures/screen.svg --until "[567] done, 2 training" -- \
         fleet run examples/digits.yaml -n 5
 
 The picture shows the first screen that matches the pattern, or the last one; the command then runs
