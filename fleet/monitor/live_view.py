@@ -25,8 +25,6 @@ _REFRESH_S = 0.25
 _READ_S = 0.5  # shortest time between two looks at the table of results
 _READ_SHARE = 0.02  # longest share of the time that these looks take
 _REPEATED_LINES = 200  # lines above the screen that are drawn again when the size changes
-_HIDE_CURSOR = "\x1b[?25l"
-_SHOW_CURSOR = "\x1b[?25h"
 _ERASE_BELOW = "\x1b[J"
 _ERASE_ALL = "\x1b[H\x1b[2J"
 
@@ -65,7 +63,6 @@ class LiveView(LiveTitle):
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._draw_on, name="screen", daemon=True)
-        self._write(_HIDE_CURSOR)
         self._thread.start()
 
     def on_event(self, event: ev.Event) -> None:
@@ -75,6 +72,8 @@ class LiveView(LiveTitle):
             with self._lock:
                 self._pending.append(line)
         self.on_pace()
+        if isinstance(event, ev.LaunchInterrupted):
+            self.draw()  # the launcher may end this rank within a moment
 
     def on_pace(self) -> None:
         """Read the table of results again, if the last look at it is old enough."""
@@ -92,7 +91,6 @@ class LiveView(LiveTitle):
         self._thread.join()
         self._rows = self._read_rows()
         self.draw(is_last=True)
-        self._write(_SHOW_CURSOR)
 
     def draw(self, is_last: bool = False) -> None:
         """Draw the screen for the present size of the terminal.
