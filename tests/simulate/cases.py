@@ -71,6 +71,7 @@ class Case:
         disk: what the disk does during launches with faults.
         slow: slowest factor of a rank.
         offsets: offsets of the clocks of nodes, in seconds.
+        side_by_side: number of launches that share the run (``--share-run``).
     """
 
     seed: int
@@ -87,6 +88,7 @@ class Case:
     disk: Faults = field(default_factory=Faults)
     slow: float = 1.0
     offsets: tuple[float, ...] = ()
+    side_by_side: int = 1
 
     @property
     def ranks(self) -> int:
@@ -157,9 +159,8 @@ def make_case(seed: int) -> Case:
         delay_s=draw.choice((1e-5, 1e-3, 1e-2)),
         stretch=draw.choice((2.0, 8.0, 30.0)),
         slow=draw.uniform(2, 20) if "slow ranks" in kinds else 1.0,
-        offsets=tuple(
-            draw.uniform(-100, 100) if "clocks" in kinds else 0.0 for _ in range(nodes + 1)
-        ),
+        offsets=tuple(draw.uniform(-100, 100) for _ in range(10)) if "clocks" in kinds else (),
+        side_by_side=draw.choice((1, 1, 1, 2, 3)) if nodes < 3 else 1,
         disk=_disk(draw, kinds),
     )
 
@@ -182,6 +183,8 @@ def _content(draw: random.Random, nodes: int, ranks_per_node: int) -> dict[str, 
                 },
             }
         )
+    if draw.random() < 0.3:
+        models.append(_search(draw))
     cache: dict[str, Any] = draw.choice(
         (
             {"cache": "none"},
@@ -210,8 +213,37 @@ def _content(draw: random.Random, nodes: int, ranks_per_node: int) -> dict[str, 
             "every": draw.choice((0.02, 0.1, 60.0)),
             "keep": draw.choice(("best+last", "last")),
         },
+        **({"prune": _prune(draw)} if draw.random() < 0.5 else {}),
         "resources": {"engine": "numpy", "preprocessors": "auto" if ranks == 1 else nodes},
     }
+
+
+def _search(draw: random.Random) -> dict[str, Any]:
+    """Return an entry whose networks a searcher proposes."""
+    samplers: tuple[Any, ...] = ("random", "tests.fleet.search.searchers:Careful")
+    return {
+        "family": "softmax",
+        "name": "s",
+        "space": {"train.optimizer.learning_rate": {"low": 0.01, "high": 0.3, "log": True}},
+        "search": {
+            "sampler": draw.choice(samplers),
+            "max_trials": draw.randint(1, 6),
+            "max_concurrent": draw.randint(1, 3),
+        },
+        "train": {"batch": {"size": draw.randint(2, 8)}, "stopping": {"max_epochs": 3}},
+    }
+
+
+def _prune(draw: random.Random) -> dict[str, Any]:
+    return draw.choice(
+        (
+            {"rule": "asha", "min_epochs": 1, "factor": 2},
+            {"rule": "hyperband", "min_epochs": 1, "factor": 2},
+            {"rule": "median", "min_epochs": 1, "min_trials": 2},
+            {"rule": "auto"},
+            {"rule": "asha", "min_epochs": 1, "synchronous": True},
+        )
+    )
 
 
 _EVENTS = {
@@ -284,6 +316,10 @@ def smaller(case: Case) -> list[tuple[str, Callable[[], Case]]]:
         offer("a node", nodes=case.nodes - 1)
     if case.ranks_per_node > (1 if case.nodes == 1 else 2):
         offer("a rank", ranks_per_node=case.ranks_per_node - 1)
+    if case.side_by_side > 1:
+        offer("a launch beside", side_by_side=case.side_by_side - 1)
+    if "prune" in content:
+        offer("pruning", content={key: content[key] for key in content if key != "prune"})
     if case.fault_tolerant:
         offer("fault tolerance", fault_tolerant=False)
     for index in range(len(models)):
@@ -297,7 +333,7 @@ def smaller(case: Case) -> list[tuple[str, Callable[[], Case]]]:
             train = {**models[index]["train"], "stopping": {"max_epochs": epochs - 1}}
             fewer = [*models[:index], {**models[index], "train": train}, *models[index + 1 :]]
             offer(f"an epoch of {models[index]['name']}", content={**content, "models": fewer})
-        if models[index]["gpus"] != [1, 1]:
+        if models[index].get("gpus", [1, 1]) != [1, 1]:
             alone = [*models[:index], {**models[index], "gpus": [1, 1]}, *models[index + 1 :]]
             offer(f"gpus of {models[index]['name']}", content={**content, "models": alone})
     if case.kinds:

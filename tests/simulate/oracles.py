@@ -62,6 +62,7 @@ class Observer:
         self.spec = spec
         self.paths = RunPaths(folder)
         self.acknowledged: dict[str, int] = {}
+        self.commands: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
         self._outdated: dict[int, int] = {}  # launch -> length of its output that no longer counts
         self._checked = 0
 
@@ -71,9 +72,13 @@ class Observer:
         for launched in self.cluster.launches:
             self._outdated[launched.number] = len("".join(launched.ranks[0].output))
 
+    def answered(self, content: dict[str, Any], answer: dict[str, Any] | None) -> None:
+        """Record the answer to a command; None if there was none in time."""
+        self.commands.append((content, answer))
+
     # ---- after each launch ----
 
-    def launch_ended(self, launch: Launch) -> None:
+    def launches_ended(self, launches: list[Launch]) -> None:
         """Check what must hold between two launches."""
         for launched in self.cluster.launches[self._checked :]:
             self._check_output(launched)
@@ -82,10 +87,7 @@ class Observer:
             if isinstance(error, mpi.Exception):  # a rank has died before FLEET could react
                 continue
             raise Failure(f"{task} raised {error!r}")
-        for process in self.cluster.launches[-1].ranks:
-            if process.descriptors:
-                raise Failure(f"{process} leaves files open: {process.descriptors}")
-        self._check_acknowledged(launch)
+        self._check_acknowledged(launches)
 
     def _check_output(self, launch: Launch) -> None:
         for rank in launch.ranks:
@@ -95,7 +97,7 @@ class Observer:
                 if mistake is not None:
                     raise Failure(f"rank {rank} raised {mistake[0]}\n{text[-3000:]}")
 
-    def _check_acknowledged(self, launch: Launch) -> None:
+    def _check_acknowledged(self, launches: list[Launch]) -> None:
         """Check that no epoch is gone that a user has seen on the screen."""
         for launched in self.cluster.launches:
             text = "".join(launched.ranks[0].output)[self._outdated.get(launched.number, 0) :]
@@ -103,7 +105,8 @@ class Observer:
                 # The last checkpoint may still be on its way to the disk when ranks are killed.
                 saved = int(epoch) - (launched.status not in _ORDERLY)
                 self.acknowledged[name] = max(self.acknowledged.get(name, 0), saved)
-        if launch.status not in _ORDERLY:  # it may have ended while it took over
+        # Another one may have ended while it took over.
+        if any(launch.status not in _ORDERLY for launch in launches):
             return
         for name, epoch in self.acknowledged.items():
             lookup = find_newest(self.paths, name, with_arrays=False)
@@ -117,10 +120,6 @@ class Observer:
 
     def run_ended(self) -> None:
         """Check the results once all is done."""
-        rows = {row.name: row for row in read_results(self.folder) if not row.folds}
-        models = {model["name"]: model for model in self.case.content["models"]}
-        if set(rows) != set(models):
-            raise Failure(f"results have {sorted(rows)} instead of {sorted(models)}")
         prepared = prepare(
             Request(str(self.spec)),
             Ranks(tuple(0 for _ in range(max(2, self.case.ranks))), None),
@@ -128,17 +127,35 @@ class Observer:
             lambda plan: None,
             "",
         )
-        for name, model in models.items():
-            if rows[name].status is not Status.FINISHED:
-                raise Failure(f"{name} is {rows[name].status.value}: {rows[name].reason}")
-            epochs = model["train"]["stopping"]["max_epochs"]
-            if rows[name].epochs != epochs:
-                raise Failure(f"{name} has {rows[name].epochs} epochs instead of {epochs}")
+        rows = {row.name: row for row in read_results(self.folder) if not row.folds}
+        networks = prepared.spec.by_name
+        if set(rows) != set(networks):
+            raise Failure(f"results have {sorted(rows)} instead of {sorted(networks)}")
+        stopped = set()
+        for content, answer in self.commands:
+            if answer is None or "error" in answer:
+                continue
+            if content["do"] == "add" and content["entry"]["name"] not in rows:
+                raise Failure(f"a command was answered, and lost: {content}: {answer}")
+            stopped.update(answer["networks"] if content["do"] == "stop" else ())
+        may_prune = "prune" in self.case.content or any(
+            "search" in model for model in self.case.content["models"]
+        )
+        for name, network in networks.items():
+            row = rows[name]
+            if row.status is Status.PRUNED and (may_prune or name in stopped):
+                self._check_training(prepared, name, row.epochs)
+                continue
+            if row.status is not Status.FINISHED:
+                raise Failure(f"{name} is {row.status.value}: {row.reason}")
+            epochs = network.train.stopping.max_epochs
+            if row.epochs != epochs:
+                raise Failure(f"{name} has {row.epochs} epochs instead of {epochs}")
             self._check_training(prepared, name, epochs)
         foreign = self.paths.foreign_files()
         if foreign and not self.cluster.kernel.counts.get("crash storage"):
             raise Failure(f"files of unknown origin: {foreign}")
-        self._check_log(models)
+        self._check_log({name: row.epochs for name, row in rows.items()})
 
     def _check_training(self, prepared: Any, name: str, epochs: int) -> None:
         history = find_newest(self.paths, name, with_arrays=False).history
@@ -156,6 +173,8 @@ class Observer:
             measured = (record.loss, record.accuracy, record.val_loss, record.val_accuracy)
             if not np.allclose(measured, alone, rtol=1e-9):
                 raise Failure(f"{name}, epoch {record.epoch}: {measured}; alone: {alone}")
+        if not epochs:
+            return
         lookup = find_best(
             self.paths,
             name,
@@ -176,18 +195,19 @@ class Observer:
             if not same:
                 raise Failure(f"{name}: {key} differs from that of a training alone")
 
-    def _check_log(self, models: dict[str, Any]) -> None:
-        done = Counter(
+    def _check_log(self, epochs: dict[str, int]) -> None:
+        logged = Counter(
             (event.network, event.record.epoch)
-            for event in events_of(self.paths.events, ev.EpochEnded)
+            for log in self.paths.event_logs()
+            for event in events_of(log, ev.EpochEnded)
         )
         crashes = sum(1 for launched in self.cluster.launches if launched.status)
-        for (name, epoch), count in done.items():
+        for (name, epoch), count in logged.items():
             if count > 1 + crashes:
                 raise Failure(f"{name}: epoch {epoch} was logged {count} times")
-        for name, model in models.items():
-            for epoch in range(1, model["train"]["stopping"]["max_epochs"] + 1):
-                if not done[name, epoch]:
+        for name, count in epochs.items():
+            for epoch in range(1, count + 1):
+                if not logged[name, epoch]:
                     raise Failure(f"{name}: epoch {epoch} is not in the log")
 
 

@@ -14,6 +14,8 @@ import yaml
 
 import fleet.run
 from fleet.errors import ExitStatus
+from fleet.runtime.external.command_queue import CommandQueue
+from fleet.storage.paths import RunPaths
 from tests.simulate import disk as d
 from tests.simulate import kernel as k
 from tests.simulate.cases import Case, Event
@@ -88,7 +90,7 @@ class _Run:
         self.case = case
         self.kernel = kernel
         self.disk = disk
-        names = [f"node{number}" for number in range(case.nodes + 1)]
+        names = [f"node{number}" for number in range(case.nodes * case.side_by_side + 1)]
         self.cluster = Cluster(kernel, names)
         for node, offset in zip(self.cluster.nodes, (*case.offsets, *[0.0] * 9), strict=False):
             node.clock_offset_s = offset
@@ -103,14 +105,15 @@ class _Run:
         for number in range(self.case.launches + _CALM_LAUNCHES):
             if number == self.case.launches:
                 self.disk.faults = d.Faults(lag_s=self.case.disk.lag_s)
-            launch = self._launch(number)
+            launches = self._launch(number)
             if self._is_stopped:
                 return
-            self._observe(partial(self.observer.launch_ended, launch))
-            if number >= self.case.launches and launch.status in _ENDED:
+            self._observe(partial(self.observer.launches_ended, launches))
+            statuses = [launch.status for launch in launches]
+            if number >= self.case.launches and all(status in _ENDED for status in statuses):
                 self._observe(self.observer.run_ended)
                 return
-        raise Failure(f"the run has not ended: the last status is {launch.status}")
+        raise Failure(f"the run has not ended: the last statuses are {statuses}")
 
     def _observe(self, check: Callable[[], None]) -> None:
         """Run a check in a process of the cluster, on a disk without faults."""
@@ -136,7 +139,8 @@ class _Run:
     def _is_stopped(self) -> bool:
         return self._until_s is not None and self.kernel.now >= self._until_s
 
-    def _launch(self, number: int) -> Launch:
+    def _launch(self, number: int) -> list[Launch]:
+        """Give the command on each allocation, and wait until all have ended."""
         case = self.case
         kernel = self.kernel
         calm = number >= case.launches
@@ -147,19 +151,26 @@ class _Run:
                 options = ["--walltime", f"{0.2 + 5 * event.amount:.2f}s"]
         began_s = kernel.now
         self.disk.faults.until_s = began_s + 60.0
-        launch = self._start(self.cluster.nodes[: case.nodes], options)
-        for rank in launch.ranks:
-            if case.slow > 1 and kernel.random.random() < 0.3:
-                rank.slowness = kernel.random.uniform(1, case.slow)
+        if case.side_by_side > 1:
+            options += ["--share-run", "--idle-timeout", "3s"]
+        launches = [
+            self._start(self.cluster.nodes[index * case.nodes :][: case.nodes], options)
+            for index in range(case.side_by_side)
+        ]
+        for launch in launches:
+            for rank in launch.ranks:
+                if case.slow > 1 and kernel.random.random() < 0.3:
+                    rank.slowness = kernel.random.uniform(1, case.slow)
         for event in events:
-            kernel.call_at(began_s + event.at_s, lambda event=event: self._happen(event, launch))
+            launch = launches[event.target % len(launches)]
+            kernel.call_at(began_s + event.at_s, partial(self._happen, event, launch))
         kernel.run(
             lambda: all(launched.has_ended for launched in self.cluster.launches)
             or self._is_stopped,
             began_s + _LONGEST_S,
             _MOST_STEPS,
         )
-        return launch
+        return launches
 
     def _start(self, nodes: list[k.Node], options: list[str]) -> Launch:
         case = self.case
@@ -196,7 +207,7 @@ class _Run:
         elif event.kind == "kill all":
             self.cluster.kill_all(launch)
         elif event.kind == "crash node":
-            self.cluster.crash(self.cluster.nodes[event.target % self.case.nodes], self.disk)
+            self.cluster.crash(launch.ranks[rank].node, self.disk)
         elif event.kind == "crash storage":
             for node in self.cluster.nodes:
                 self.cluster.crash(node, self.disk)
@@ -208,6 +219,31 @@ class _Run:
             )
         elif event.kind == "second launch":
             self._start([self.cluster.nodes[-1]], [])
+        elif event.kind == "commands":
+            self._command(event)
+
+    def _command(self, event: Event) -> None:
+        """Send a command from another node, and wait for the answer there."""
+        names = [model["name"] for model in self.case.content["models"]]
+        network = names[event.target % len(names)]
+        added = f"a{len(self.observer.commands)}"
+        entry = {
+            "family": "softmax",
+            "name": added,
+            "train": {"batch": {"size": 4}, "stopping": {"max_epochs": 2}},
+        }
+        content = ({"do": "add", "entry": entry}, {"do": "stop", "network": network})[
+            event.amount > 0.5
+        ]
+
+        def main() -> int:
+            mailbox = CommandQueue(RunPaths(self.folder).mailbox)
+            name = mailbox.put(content)
+            answer = mailbox.take_answer(name, 120.0)
+            self.observer.answered(content, answer)
+            return 0
+
+        self.kernel.start_process(self.cluster.nodes[-1], "command", {}, main)
 
     def output(self) -> str:
         """Return what the launches have printed."""
