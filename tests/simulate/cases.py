@@ -146,12 +146,14 @@ def make_case(seed: int) -> Case:
     nodes = draw.choice((1, 1, 1, 2, 3))
     ranks_per_node = draw.choice((1, 2, 3, 3, 4)) if nodes == 1 else draw.choice((2, 3, 4))
     launches = draw.randint(1, 4)
+    content = _content(draw, nodes, ranks_per_node)
+    searches = any("search" in model for model in content["models"])
     return Case(
         seed,
         nodes,
         ranks_per_node,
         nodes * ranks_per_node > 1 and draw.random() < 0.4,
-        _content(draw, nodes, ranks_per_node),
+        content,
         kinds,
         _events(draw, kinds, launches),
         launches if kinds else 0,
@@ -160,7 +162,7 @@ def make_case(seed: int) -> Case:
         stretch=draw.choice((2.0, 8.0, 30.0)),
         slow=draw.uniform(2, 20) if "slow ranks" in kinds else 1.0,
         offsets=tuple(draw.uniform(-100, 100) for _ in range(10)) if "clocks" in kinds else (),
-        side_by_side=draw.choice((1, 1, 1, 2, 3)) if nodes < 3 else 1,
+        side_by_side=1 if nodes > 2 or searches else draw.choice((1, 1, 1, 2, 3)),
         disk=_disk(draw, kinds),
     )
 

@@ -54,7 +54,7 @@ def main() -> int:
     seeds = range(int(first), int(last) if last else int(first) + 1)
     if arguments.jobs > 1:
         return _in_parallel(arguments, seeds)
-    return _in_turn(arguments, seeds[arguments.job :: 1])
+    return _in_turn(arguments, seeds)
 
 
 def _in_parallel(arguments: argparse.Namespace, seeds: range) -> int:
@@ -96,7 +96,7 @@ def _in_turn(arguments: argparse.Namespace, seeds: range) -> int:
             if len(cases) == 1 and not arguments.shrink:
                 _say(case.describe())
                 _say(outcome.waiting)
-                _say(outcome.output[-6000:])
+                _say(outcome.output[-60000:])
                 _say("\n".join(outcome.history[-80:]))
             if arguments.shrink:
                 _shrink(case, root, outcome.failure, arguments.found)

@@ -25,6 +25,7 @@ from typing import Any
 
 from tests.simulate import kernel as k
 
+WRITEBACK_S = 30.0  # after this time the kernel has written contents to the disk
 COMMIT_S = 5.0  # after this time a change of a folder is on the disk without a sync
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _TAKE_SPACE = {"write", "open", "mkdir", "link", "fsync"}
@@ -84,6 +85,7 @@ class _File:
     """What is known of a file's content on the disk; None if it was never synced."""
 
     synced: bytes | None
+    written_s: float = 0.0
     nodes: set[k.Node] = field(default_factory=set)
 
 
@@ -202,6 +204,18 @@ class Disk:
             file = self._files[number] = _File(synced)
         assert self.kernel.process is not None
         file.nodes.add(self.kernel.process.node)
+        file.written_s = self.kernel.now
+
+    def written(self, descriptor: int) -> None:
+        """Record that a file's content has changed."""
+        file = self._files.get(os.fstat(descriptor).st_ino)
+        if file is None:
+            return
+        if self.kernel.now > file.written_s + WRITEBACK_S and file.nodes:
+            file.synced = Path(f"/proc/self/fd/{descriptor}").read_bytes()
+        file.written_s = self.kernel.now
+        assert self.kernel.process is not None
+        file.nodes.add(self.kernel.process.node)
 
     def synced(self, descriptor: int) -> None:
         """Record that a file's content is on the disk."""
@@ -279,6 +293,8 @@ class Disk:
     def _lose(self, is_lost: Callable[[_File], bool]) -> None:
         random = self.kernel.random
         unsynced = {number: file for number, file in self._files.items() if is_lost(file)}
+        recent_s = self.kernel.now - WRITEBACK_S
+        unsynced = {number: file for number, file in unsynced.items() if file.written_s >= recent_s}
         if not unsynced:
             return
         for folder, _, names in os.walk(self.shared):
@@ -336,6 +352,8 @@ class SimulatedFile(io.FileIO):
                 if error.errno == errno.ENOSPC and len(view) > 1:  # a part fits
                     super().write(view[: self._disk.kernel.random.randrange(len(view))])
                 raise
+            if self._disk._is_shared(self._path):
+                self._disk.written(self.fileno())
         return super().write(data) or 0
 
     def readinto(self, buffer: Any) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from contextlib import nullcontext
 from typing import Any
 
@@ -28,6 +30,8 @@ def install() -> None:
     """Replace functions, before the modules that import them are imported."""
     from launch import memory, processes, stale_files
 
+    uname = os.uname
+    os.uname = lambda: os.uname_result(("Linux", socket.gethostname(), *uname()[2:]))
     processes.started = _started
     processes.end_with_parent = _end_with_parent
     processes.end_children = lambda patience_s=1.0: None
@@ -44,6 +48,10 @@ def install() -> None:
     lease._namespace = lambda: "pid:[1]"
     lease.started = _started
 
+    from fleet.storage import files
+
+    files._HOST = _HostName()
+
     from fleet.engines import softmax
 
     step = softmax.SoftmaxRegression.step
@@ -55,6 +63,16 @@ def install() -> None:
         return step(self, *arguments, **keywords)
 
     softmax.SoftmaxRegression.step = timed
+
+
+class _HostName(str):
+    """The name of the running process's host."""
+
+    def __format__(self, form: str) -> str:
+        return socket.gethostname()
+
+    def __str__(self) -> str:
+        return socket.gethostname()
 
 
 def _boot(path: str) -> str:

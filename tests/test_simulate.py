@@ -1,0 +1,37 @@
+"""The simulation of whole launches, in processes of its own: it replaces parts of Python."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOUND = Path(__file__).parent / "simulate" / "found"
+
+
+def simulate(*options):
+    """Run the simulation; return its output."""
+    completed = subprocess.run(
+        [sys.executable, "-m", "tests.simulate", "--job", str(os.getpid()), *map(str, options)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout
+
+
+def test_seeds_of_faults_end_with_all_networks_trained():
+    assert "6 seeds" in simulate("--seeds", "0:6")
+
+
+def test_seed_replays_the_same_history():
+    first, second = (simulate("--seeds", "9", "--trace").splitlines()[:-1] for _ in range(2))
+    assert len(first) > 10
+    assert first == second
+
+
+@pytest.mark.parametrize("case", sorted(FOUND.glob("*.json")), ids=lambda case: case.stem)
+def test_case_that_has_failed_before_passes(case):
+    simulate("--case", case, "--seeds", "0:4")
