@@ -523,7 +523,10 @@ document.querySelectorAll("tr[data-network]").forEach(row => {
   row.onclick = () => toggle(row.dataset.network);
   if (pageOf(row.dataset.network)) row.cells[column].replaceChildren(link(row.dataset.network));
 });
-document.querySelectorAll("a.name").forEach(anchor => anchor.replaceWith(link(anchor.dataset.network)));
+document.querySelectorAll("a.name").forEach(anchor => {  // the mean of several networks has no page
+  const {network} = anchor.dataset;
+  anchor.replaceWith(pageOf(network) ? link(network) : network);
+});
 
 // Says which rows of a long table are in sight, and shows all.
 document.querySelectorAll(".table").forEach(frame => {
@@ -562,8 +565,13 @@ function link(network, text = network) {
 
 let pageCharts = [];
 
+function wantedNetwork() {
+  if (!location.hash.startsWith("#network=")) return null;
+  try { return decodeURIComponent(location.hash.slice(9)); } catch { return null; }
+}
+
 function showPage() {
-  const wanted = location.hash.startsWith("#network=") ? decodeURIComponent(location.hash.slice(9)) : null;
+  const wanted = wantedNetwork();
   const page = wanted === null ? null : pageOf(wanted);
   if (!main.hidden) mainY = scrollY;
   pageCharts.forEach(drawable => drawable.dispose());
@@ -600,10 +608,12 @@ function fillPage(network, page) {
   const cells = Object.fromEntries([...leaderboard.tHead.rows[0].cells].map((cell, at) => [cell.textContent, row ? row.cells[at].textContent : ""]));
   const labels = {best: "best epoch", params: "parameters", s: "seconds", why: "why it ended", from: "began with"};
   const isSetting = header => Object.keys(page.settings).some(setting => setting === header || setting.endsWith("." + header));
-  const facts = Object.entries(cells).filter(([header, text]) => text !== "" && header !== "network" && !isSetting(header));
+  const facts = Object.entries(cells).filter(([header, text]) => text !== "" && header !== "network" && !isSetting(header)
+    && !(header === "why" && page.reason));
   if (place >= 0) facts.unshift(["rank", `${place + 1} of ${leaders.length}`]);
   article.append(element("div", {className: "facts"}, ...facts.map(([header, text]) =>
     element("div", {}, element("b", {textContent: text}), element("span", {textContent: labels[header] || header})))));
+  if (page.reason) article.append(element("p", {textContent: `Why it ended: ${page.reason}`}));
   if (page.folder) article.append(element("p", {}, element("code", {textContent: page.folder})));
 
   fillCurves(index, Number(cells.best) || null);

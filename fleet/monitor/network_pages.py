@@ -11,6 +11,7 @@ from fleet.monitor.report import MAX_ROWS, RunReport
 from fleet.spec.hyperparameters import hyperparameters_of
 from fleet.storage.results import NetworkResult, without_means
 
+_LONG = 40  # letters of a reason beyond which it is a paragraph
 # Bytes of saved outputs that are read, the best networks first.
 _MAX_BYTES = 1 << 30
 _MAX_QUICK_BYTES = 32 << 20  # where devices wait, or the page is written again and again
@@ -37,6 +38,8 @@ def make_network_pages(
                 name: value for name, value in settings[row.name].items() if name not in common
             },
         }
+        if len(row.reason) > _LONG:
+            page["reason"] = row.reason
         if report.paths is not None:
             page["folder"] = str(report.paths.model(row.name).resolve())
             budget -= saved_bytes(report.paths, row.name)

@@ -49,23 +49,36 @@ def state_of(report: RunReport) -> str:
 
 def best_network(report: RunReport) -> str:
     """Return which network is best, its settings, and where its weights are, as HTML."""
-    best = next((row for row in report.rows if row.best_epoch and not row.is_mean), None)
-    if best is None:
+    at = next((at for at, row in enumerate(report.rows) if row.best_epoch or row.is_mean), None)
+    if at is None:
         return html_note("no network has finished an epoch yet")
-    column = _monitor(report, best)
-    value = best.value(column)
-    text = "" if math.isnan(value) else f"{column} {value:.4g} "
+    best = report.rows[at]
+    members = [best]
+    if best.is_mean:  # of the rows below it
+        members = list(report.rows[at + 1 : at + 1 + best.folds + best.repeats])
     facts = [
         (
             "best network so far" if report.is_live else "best network",
             f'<a class=name data-network="{escape(best.name)}">{escape(best.name)}</a>',
         ),
-        ("reached", f"{text}after epoch {best.best_epoch} of {best.epochs}"),
-        ("settings", _settings(_winning_settings(report, best))),
-        ("weights", _weights(report, best.name)),
+        ("reached", escape(_reached(best, _monitor(report, members[0])))),
+        ("settings", _settings(_winning_settings(report, members[0]))),
+        ("weights", "<br>".join(filter(None, (_weights(report, row.name) for row in members)))),
         ("to use it", _prediction(report)),
     ]
     return f"<div class=best>{html_facts(facts)}</div>"
+
+
+def _reached(row: NetworkResult, column: str) -> str:
+    """Return the value of a network, or the mean of several, and when it was reached."""
+    value = row.value(column)
+    text = "" if math.isnan(value) else f"{column} {value:.4g}"
+    if row.is_mean:
+        deviation = row.deviation.get(column)
+        around = "" if deviation is None else f" ± {deviation:.2g}"
+        part = "fold" if row.folds else "repeat"
+        return f"{text}{around}, the mean of {pluralize(row.folds or row.repeats, part)}"
+    return f"{text} after epoch {row.best_epoch} of {row.epochs}".strip()
 
 
 def _monitor(report: RunReport, row: NetworkResult) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import time
 from dataclasses import replace
@@ -81,6 +82,7 @@ class Browser:
                 "--hide-scrollbars",
             ],
             close_fds=False,
+            start_new_session=True,  # the program may be a script that starts the browser
             preexec_fn=lambda: (os.dup2(child_read, 3), os.dup2(their_write, 4)),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -147,7 +149,7 @@ class Browser:
             self.ask("Input.dispatchMouseEvent", **mouse, clickCount=1)
 
     def close(self):
-        self.process.kill()
+        os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         os.close(self.read)
         os.close(self.write)

@@ -28,6 +28,14 @@ def test_shared_settings_are_listed_once(report):
     assert pages["networks"][str(index["a"])]["settings"] == {"rate": "0.01"}
 
 
+def test_long_reason_is_told_whole(report):
+    reason = "out of memory; " * 9
+    rows = (replace(report.rows[0], reason=reason), *report.rows[1:])
+    index = number_networks(report)
+    pages = make_network_pages(replace(report, rows=rows), index, is_quick=False)["networks"]
+    assert [pages[str(index[row.name])].get("reason") for row in rows] == [reason, None]
+
+
 def test_outputs_beyond_the_limit_are_not_read(report, monkeypatch):
     monkeypatch.setattr(network_pages, "_MAX_QUICK_BYTES", 10)
     path = report.paths.predictions("b<1>", "validation")

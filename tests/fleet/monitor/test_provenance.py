@@ -43,6 +43,21 @@ def test_best_network_has_its_settings_and_weights(run):
     assert f"fleet predict {run.root} INPUTS</code>" in text
 
 
+def test_best_of_folds_is_their_mean(run):
+    report = read_report(run)
+    row = replace(report.rows[0], best_epoch=2, val_accuracy=0.5)
+    mean = replace(row, name="net", folds=2, deviation={"val_accuracy": 0.125})
+    folds = [replace(row, name=f"net-fold{number}") for number in range(2)]
+    for fold in folds:
+        run.model(fold.name).mkdir(parents=True)
+        (run.model(fold.name) / "best.keras").touch()
+    text = best_network(replace(report, rows=(mean, *folds)))
+    assert 'data-network="net"' in text
+    assert "val_accuracy 0.5 ± 0.12, the mean of 2 folds" in text
+    assert "net-fold0/best.keras</code><br>" in text
+    assert "net-fold1/best.keras</code>" in text
+
+
 def test_report_without_epochs_has_no_best_network(run):
     run.events.write_text(as_text(LOG[:1]))
     report = read_report(run)
