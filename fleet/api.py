@@ -2,12 +2,13 @@
 
 ::
 
-    from fleet.api import Document, ModelEntry, run, read_results, write_spec
+    from fleet.api import *
 
-    entry = ModelEntry(family="cnn", args={"filters": [8, 16]})
-    write_spec(Document(models=(entry,), ...), "search.yaml")
+    space = {"dropout": Range(0, 0.5)}
+    entry = ModelEntry(family="cnn", search=Search(max_trials=8), space=space)
+    write_spec(Document(models=(entry,), data=Data(source="builtin:digits")), "search.yaml")
     run("search.yaml", ranks=5)
-    best = read_results("runs/search")[0]
+    best = read_results("runs/ensemble")[0]
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fleet import local_launch
+from fleet.api_help import HelpModule, name_meant_keys
 from fleet.errors import (
     EXPLAINED,
     ExitStatus,
@@ -37,22 +39,34 @@ from fleet.runtime.warm_start import read_prior_trials as read_earlier
 from fleet.search.calls import AddPriorTrial
 from fleet.spec import (
     Batch,
+    Budget,
     Checkpoint,
+    Choices,
     Data,
     Document,
+    EntryData,
     ModelEntry,
+    Objective,
     Optimizer,
+    Pad,
+    Prior,
     Profile,
+    Prune,
+    Range,
     Resources,
     Schedule,
+    Search,
     Spec,
+    Start,
     Stopping,
+    Target,
     Train,
     dump,
     load,
     parse,
 )
 from fleet.spec.conditions import dependency_order, is_active
+from fleet.spec.section import is_section
 from fleet.spec.space import space_of
 from fleet.storage.event_log import first_line, launch_status, log_position
 from fleet.storage.files import atomic_write
@@ -63,26 +77,37 @@ from launch.stale_files import remove_leftovers
 
 __all__ = [
     "Batch",
+    "Budget",
     "Checkpoint",
+    "Choices",
     "Data",
     "Document",
     "EnsembleResult",
+    "EntryData",
     "ExitStatus",
     "FleetError",
     "ModelEntry",
     "NetworkEpoch",
     "NetworkResult",
+    "Objective",
     "Optimizer",
+    "Pad",
     "Predictor",
+    "Prior",
     "Profile",
+    "Prune",
+    "Range",
     "Report",
     "Resources",
     "Running",
     "Schedule",
+    "Search",
     "Spec",
     "SpecError",
+    "Start",
     "Status",
     "Stopping",
+    "Target",
     "Train",
     "UserError",
     "clone",
@@ -100,6 +125,10 @@ __all__ = [
     "run",
     "write_spec",
 ]
+
+sys.modules[__name__].__class__ = HelpModule
+for _section in filter(is_section, tuple(globals().values())):
+    name_meant_keys(_section)
 
 
 def write_spec(spec: Document | Mapping[str, Any], path: str | Path) -> Spec:

@@ -36,8 +36,8 @@ _FAMILIES = (
 # All of the scheduler but the simulators.
 _SCHEDULER = f"scheduler.base scheduler.files scheduler.hulls scheduler.shares {_FAMILIES}"
 _BELOW_SPEC = (
-    "fleet fleet.package_names fleet.errors fleet.gc_pause fleet.units fleet.terminal "
-    "fleet.plugins fleet.vocabulary "
+    "fleet fleet.package_names fleet.errors fleet.gc_pause fleet.notebook_table fleet.units "
+    "fleet.terminal fleet.plugins fleet.vocabulary "
     f"preprocess {_SCHEDULER}"
 )
 _SPEC = f"fleet.spec {_BELOW_SPEC}"
@@ -125,6 +125,7 @@ MAY_IMPORT = {
     "fleet.hooks": "fleet.errors",
     "fleet.errors": "",
     "fleet.gc_pause": "",
+    "fleet.notebook_table": "",
     "fleet.units": "scheduler.base scheduler.ensemble",
     "fleet.terminal": "fleet.errors fleet.units",
     "fleet.arguments": "fleet.errors fleet.units launch",
@@ -149,7 +150,9 @@ MAY_IMPORT = {
     "fleet.predictor": f"fleet.prediction fleet.engines {_COMM}",
     "fleet.live_run": _RUN,
     "fleet.local_launch": f"fleet.run fleet.batch_systems {_STORAGE}",
-    "fleet.api": "fleet.predictor fleet.live_run fleet.local_launch fleet.run fleet.arguments "
+    "fleet.api_help": _SPEC,
+    "fleet.api": "fleet.api_help fleet.predictor fleet.live_run fleet.local_launch fleet.run "
+    "fleet.arguments "
     f"{_RUN}",
     "fleet.commands": "fleet.api fleet.live_run fleet.local_launch fleet.predictor fleet.run "
     "fleet.arguments "

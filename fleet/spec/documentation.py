@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from fleet.spec.model import APPLICATIONS, FAMILIES, application_names
 from fleet.spec.old_keys import SHORT_KEYS
 from fleet.spec.schema import Document
+from fleet.spec.section import KEYS_HEADING
 from fleet.spec.train import UNDIVIDED
 from preprocess.transforms import TRANSFORMS
 
@@ -64,7 +65,7 @@ MAX_CHOICES = 12  # that a table lists; it shows the title of a longer list
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a spec."""
-    schema = TypeAdapter(Document).json_schema()
+    schema = _schema_of(Document)
     _describe_entries(schema["$defs"])
     _describe_short_keys(schema["$defs"])
     _describe_optimizer(schema["$defs"]["Optimizer"]["properties"])
@@ -77,6 +78,15 @@ def json_schema() -> dict[str, Any]:
     }
 
 
+def _schema_of(owner: type) -> dict[str, Any]:
+    """Return the schema of a section, whose description does not repeat the texts of its keys."""
+    schema = TypeAdapter(owner).json_schema()
+    for part in (schema, *schema.get("$defs", {}).values()):
+        if "description" in part:
+            part["description"] = part["description"].partition(KEYS_HEADING)[0]
+    return schema
+
+
 def _describe_entries(parts: dict[str, Any]) -> None:
     """Describe the mappings of an entry: its family's arguments and parts of ``train``."""
     entry = parts["ModelEntry"]
@@ -85,7 +95,7 @@ def _describe_entries(parts: dict[str, Any]) -> None:
         described = ("title", "description")
         properties[key] = schema | {word: properties[key][word] for word in described}
     for settings in FAMILIES.values():
-        parts[settings.__name__] = TypeAdapter(settings).json_schema()
+        parts[settings.__name__] = _schema_of(settings)
     entry["allOf"] = [
         {
             "if": {"required": ["family"], "properties": {"family": {"const": family}}},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import field, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from fleet.notebook_table import notebook_table
 from fleet.plugins import find_policy
 from fleet.spec import fields as kinds
 from fleet.spec.data import Data, EntryData
@@ -464,6 +466,19 @@ class Spec:
     origin: Origin = field(default=Origin(), compare=False, repr=False)
     existing: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     notices: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+    def _repr_html_(self) -> str:
+        """Return a table of the entries for the cell of a notebook."""
+        counts = Counter(network.entry for network in self.networks)
+        rows = []
+        for number, entry in enumerate(self.document.models):
+            networks = str(counts[number])
+            if entry.search is not None:
+                networks = f"up to {entry.search.limit} by {entry.search.sampler}"
+            varied = ", ".join(entry.space or entry.grid or {})
+            rows.append([entry.stem, entry.family or entry.build, networks, varied])
+        caption = f"{self.document.name}: data {self.document.data.source}, output {self.output}"
+        return notebook_table(["entry", "model", "networks", "varied"], rows, caption)
 
     def place_of(self, index: int, path: tuple, wrong: str = "") -> tuple:
         """Return the key path that set a setting of an entry's networks.

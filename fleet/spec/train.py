@@ -12,6 +12,7 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    TypeAdapter,
     ValidationError,
     WithJsonSchema,
     model_validator,
@@ -132,7 +133,7 @@ def _check_group(group: Any) -> dict[str, Any]:
     if not isinstance(settings.get("learning_rate"), int | float | None):
         raise ValueError("lr should be a number; a schedule of the optimizer scales it")
     try:
-        checked = Optimizer(**settings)
+        checked = TypeAdapter(Optimizer).validate_python(settings)
     except ValidationError as error:
         mistake = error.errors(include_url=False)[0]
         problem = f"{mistake['loc'][0]}: {mistake['msg']}"

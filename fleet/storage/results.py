@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, SupportsIndex, TypeVar, overload
 
 from fleet.domain import events
 from fleet.domain import network as net
@@ -22,6 +22,7 @@ from fleet.domain.json_record import Flat, OmitDefault, write_record
 from fleet.domain.objectives import violations_of
 from fleet.domain.run import RunState
 from fleet.errors import UserError
+from fleet.notebook_table import notebook_table
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.constraints import parse_constraint, violated
 from fleet.spec.criteria import SelectionCriterion, ranking_of
@@ -66,6 +67,22 @@ class Table(list[R]):
     def __init__(self, rows: Iterable[R] = (), head: Sequence[str] = ()) -> None:
         super().__init__(rows)
         self._head = head
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> R: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Table[R]: ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> R | Table[R]:
+        if isinstance(index, slice):
+            return Table(super().__getitem__(index), self._head)
+        return super().__getitem__(index)
+
+    def _repr_html_(self) -> str:
+        """Return the table for the cell of a notebook."""
+        columns = self.columns()
+        return notebook_table(list(columns), list(zip(*columns.values(), strict=True)))
 
     def columns(self) -> dict[str, list[Any]]:
         """Return the values of each column; None where a row has none."""
