@@ -175,14 +175,19 @@ def run(
     check_temporary_folder()
     on_start(words)
 
+    is_early = False
+
     def can_save() -> bool:
-        return log_position(paths.events) != before
+        nonlocal is_early
+        # Decided once: the log may begin while the ranks are ended.
+        is_early = log_position(paths.events) == before
+        return not is_early
 
     try:
         ended = run_quietly(words, EXPLAINED, log, environment(more), can_save, interrupts)
     except KeyboardInterrupt:
         free_dead(paths.lease, generation)
-        if not can_save():
+        if is_early:
             raise StoppedEarly from None
         raise
     return launch_status(ended, paths.events, before), ended
