@@ -20,7 +20,7 @@ from fleet.spec.meant_keys import find_meant_key
 from fleet.spec.section import is_section, key_texts
 
 _WIDTH = 92  # letters; help() indents by four
-_EXPLAINED = ("Search", "Prune", "Range", "Choices", "Target")
+_EXPLAINED = ("Search", "Prune", "Range", "Target")
 
 
 class HelpModule(ModuleType):
