@@ -339,7 +339,7 @@ overview.forEach(({title, group, lines}, number) => {
       const stroke = network === pointed ? ownColor(network) : color(network, own ? ownColor(network) : theme.pale);
       const isPale = stroke === theme.pale, isThick = rank(network) || network === pointed;
       return {type: "line", data: epochsOf(line).map((epoch, index) => [epoch, values[index]]), silent: true,
-              showSymbol: values.length === 1, symbolSize: 5, itemStyle: {color: stroke},
+              showSymbol: values.length === 1, symbol: "circle", symbolSize: 5, itemStyle: {color: stroke},
               lineStyle: {color: stroke, width: isPale ? 1 : isThick ? 3 : 1.8, type: isPale ? "solid" : dash(network)},
               emphasis: {lineStyle: {width: 3.5, color: ownColor(network)}},
               z: 2 + (isThick ? 2 : 0) + (slots.has(network) ? 1 : 0)};
@@ -411,7 +411,7 @@ data.searches.forEach((search, number) => {
     title: titled(`best ${monitor} so far, by seconds`), grid: GRID,
     xAxis: {type: "value", min: 0, max: search.seconds, ...styled(), axisLabel: {color: theme.soft, showMaxLabel: false, hideOverlap: true}},
     yAxis: valueAxis(robust(bests, bests, {share: 0.75, top: !larger, bottom: larger})),
-    series: [{type: "line", step: "end", silent: true, symbolSize: 6, lineStyle: {color: BLUE()},
+    series: [{type: "line", step: "end", silent: true, symbol: "circle", symbolSize: 6, lineStyle: {color: BLUE()},
               itemStyle: {color: BLUE()}, data: [...search.improvements.map(([network, seconds, best]) => ({
                 value: [seconds, best], itemStyle: {color: color(network, BLUE())}})), ...last]}],
   }), search.improvements.map(([network, x, y, epoch], index) => ({
