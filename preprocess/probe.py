@@ -7,8 +7,8 @@ Only this module reads samples to learn their shapes and types. All others are g
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from statistics import median
 from typing import Any, cast
@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from launch.errors import InputError, pluralize
-from preprocess.base import Source, UnreadableImage, UnreadableSample
+from preprocess.base import INPUT, Source, UnreadableImage, UnreadableSample
 from preprocess.chain import Chain
 from preprocess.decode import count_bits_used
 from preprocess.records import RecordTransforms, format_sizes, input_sources
@@ -57,6 +57,7 @@ class SampleProbe:
         fixed_s: median seconds per sample up to the first random transform, with reading.
         varying_s: median seconds per sample from there on.
         remark: a warning for the user; empty if there is none.
+        examples: name of an input -> (k, ...) the probed inputs before the last scale.
     """
 
     sample: SampleSpec
@@ -66,6 +67,7 @@ class SampleProbe:
     fixed_s: float
     varying_s: float
     remark: str = ""
+    examples: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False, repr=False)
 
     def with_stored(self) -> SampleSpec:
         """Return the sample's spec with what is stored of it.
@@ -163,6 +165,7 @@ def _probe_records(source: Source, transforms: RecordTransforms, seed: int) -> S
         sum(part.fixed_s for part in parts.values()),
         sum(part.varying_s for part in parts.values()),
         "\n".join(filter(None, (part.remark for part in parts.values()))),
+        {name: part.examples[INPUT] for name, part in parts.items()},
     )
 
 
@@ -202,6 +205,7 @@ def _probe_input(
         median(sample_probe.fixed_s for sample_probe in probed),
         median(sample_probe.varying_s for sample_probe in probed),
         _depth_warning(counting.bits, transforms),
+        {INPUT: np.stack([sample_probe.input for sample_probe in probed])},
     )
     return result, probed
 

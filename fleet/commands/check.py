@@ -34,6 +34,7 @@ from fleet.runtime.startup.data import (
     open_inputs,
     resolve_with_data,
 )
+from fleet.runtime.startup.data_warnings import find_data_warnings
 from fleet.runtime.startup.folder import free_disk
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.criteria import check_comparable, target_kinds
@@ -98,6 +99,7 @@ class _CheckResult:
         trials: index of a network -> the result of its test.
         mistakes: all mistakes.
         cache: where decoded samples are stored in a launch with one preprocessor.
+        warnings: what surely hurts training.
     """
 
     spec: Spec | None
@@ -105,6 +107,7 @@ class _CheckResult:
     trials: dict[int, SmokeTestResult]
     mistakes: list[SpecMistake]
     cache: CacheChosen | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def _check_searches(spec: Spec) -> None:
@@ -138,6 +141,9 @@ def _check(path: str, steps: bool) -> _CheckResult:
         [spec] = resolve_with_data(opened, spec)
     except UserError as error:
         mistakes.append(spec.origin.mistake(("train", "class_weights"), str(error)))
+    warnings = find_data_warnings(spec, opened) if spec.engine.learns else ()
+    for warning in warnings:
+        print(f"fleet check: WARNING: {warning}", file=sys.stderr)
     for check_part in (
         lambda: check_comparable(
             written, (*written.networks, *variants(written)), target_kinds(opened.sample)
@@ -160,12 +166,12 @@ def _check(path: str, steps: bool) -> _CheckResult:
     )
     cache, cache_mistakes = _choose_cache(spec, opened)
     if mistakes or cache_mistakes:
-        return _CheckResult(spec, None, {}, [*mistakes, *cache_mistakes], cache)
+        return _CheckResult(spec, None, {}, [*mistakes, *cache_mistakes], cache, warnings)
     trials, refused = _try_networks(spec, opened, steps)
     failures = merge_misfits(
         spec, [_misfit(spec, trial) for trial in trials.values() if trial.problem]
     )
-    return _CheckResult(spec, opened, trials, [*refused, *failures], cache)
+    return _CheckResult(spec, opened, trials, [*refused, *failures], cache, warnings)
 
 
 def _choose_cache(spec: Spec, opened: Inputs) -> tuple[CacheChosen, list[SpecMistake]]:
@@ -274,6 +280,7 @@ def _numbers(result: _CheckResult) -> dict[str, Any]:
     numbers: dict[str, Any] = {
         "mistakes": [dataclasses.asdict(mistake) for mistake in mistakes],
         "notices": [] if result.spec is None else list(result.spec.notices),
+        "warnings": list(result.warnings),
     }
     if result.spec is not None:
         numbers["name"] = result.spec.document.name

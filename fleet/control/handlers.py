@@ -11,6 +11,7 @@ from typing import Any
 
 from fleet.comm import messages as m
 from fleet.control import effects as e
+from fleet.control.chance import ChanceWarning
 from fleet.control.group import GROUP_MESSAGES, Phase, TrainingGroup
 from fleet.control.history import InvalidTransition
 from fleet.control.launch_state import LaunchState
@@ -51,6 +52,7 @@ class MessageHandlers:
         self._startup = launch.startup
         self._builds = launch.builds
         self._warning_log = WarningLog(launch.config, launch.outbox)
+        self._chance_warning = ChanceWarning(launch)
 
     def handle(self, message: e.Input) -> bool:
         """Handle an input; return True if the policy might answer differently now.
@@ -120,6 +122,7 @@ class MessageHandlers:
     def _on_epoch_done(self, done: m.EpochDone) -> None:
         self._startup.record_step(done.network)
         self._changes.end_epoch(done)
+        self._chance_warning.check()
         self._searches.end_epoch(done.network, done.record, is_done=bool(done.final))
         self._node_release.record_save(done.network)
         group = self._groups[done.network]

@@ -49,6 +49,7 @@ class LaunchConfig:
         alone: networks that are known to need GPUs of their own.
         hosts: names of the nodes in order; empty if unknown.
         deaths: network -> deaths of ranks that trained it in earlier launches.
+        chance: pipeline key -> accuracy up to which its networks may be no better than chance.
     """
 
     spec: Spec
@@ -66,6 +67,7 @@ class LaunchConfig:
     alone: frozenset[str] = frozenset()
     hosts: tuple[str, ...] = ()
     deaths: Mapping[str, Sequence[Death]] = field(default_factory=dict)
+    chance: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

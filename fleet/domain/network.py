@@ -84,6 +84,12 @@ class EpochRecord:
         return float(number)
 
 
+def best_accuracy(history: Iterable[EpochRecord]) -> float:
+    """Return the best accuracy on training or validation samples; NaN without any."""
+    accuracies = [value for record in history for value in (record.accuracy, record.val_accuracy)]
+    return max((value for value in accuracies if math.isfinite(value)), default=math.nan)
+
+
 @dataclass(frozen=True)
 class TrainingState:
     """A network in the middle of its training.

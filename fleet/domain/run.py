@@ -190,6 +190,7 @@ class RunState:
         self.violations: dict[str, tuple[float, ...]] = {}
         self.verdicts: defaultdict[str, dict[str, e.NetworkVerdict]] = defaultdict(dict)
         self.data_changes: list[e.DataChanged] = []
+        self.warnings: dict[str, None] = {}  # in order
         self.missed = 0
         self._logged: set[tuple[str, int, int]] = set()  # network, epoch, and epoch of the stream
         self._running: dict[object, RunLaunch] = {}  # log -> its newest launch
@@ -382,6 +383,8 @@ class RunState:
                 self.sharing = event.speedups
             case e.CacheChosen():
                 self.cache = event
+            case e.RunWarned():
+                self.warnings[event.warning] = None
             case e.NetworkFailed() | e.NetworkRetried() | e.GroupStarted() | e.GroupFailed():
                 self._end_group(t_s, event.network)
             case e.NetworkAdded():

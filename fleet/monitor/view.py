@@ -273,6 +273,8 @@ def _describe_trouble_around(event: ev.Event) -> str:
             )
         case ev.SharingLearned():
             return _describe_sharing(event)
+        case ev.RunWarned():
+            return f"WARNING: {event.warning}"
         case ev.DataChanged():
             return (
                 f"the data has changed, and networks continue with it: {'; '.join(event.changes)}"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from fleet import __version__
 from fleet.comm.protocols import World
 from fleet.control.launch_state import LaunchConfig
-from fleet.domain.events import EarlierRunRead, Event, LaunchOrigin, SearcherStarted
+from fleet.domain.events import EarlierRunRead, Event, LaunchOrigin, RunWarned, SearcherStarted
 from fleet.errors import ExitStatus, UserError
 from fleet.export.trackers import target_paths
 from fleet.monitor.html import write_report
@@ -202,7 +202,8 @@ class RankZero:
         """Epochs, changes and choices that no launch has logged."""
         launch = self._launch
         resumed = self._resumed
-        return [*resumed.unlogged, launch.cache, *launch.past.changes, *resumed.changes]
+        warnings = [RunWarned(text) for text in launch.warnings if text not in self._run.warnings]
+        return [*resumed.unlogged, launch.cache, *warnings, *launch.past.changes, *resumed.changes]
 
     @property
     def _search_events(self) -> list[SearcherStarted | EarlierRunRead]:
@@ -236,6 +237,7 @@ class RankZero:
             alone=self._rates.alone,
             hosts=world.hosts,
             deaths=deaths,
+            chance=launch.chance,
         )
 
     @property

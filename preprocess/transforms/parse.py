@@ -79,7 +79,7 @@ def parse_transform(item: object) -> Transform:
         word, meant, names = _WORDS[name]
         by_data = [parameter for parameter in names if parameters.get(parameter) == word]
         if by_data and parameters == dict.fromkeys(names, word):
-            return meant()  # type: ignore[no-any-return]
+            return meant()
         if by_data:
             both = " and ".join(names)
             raise InputError(f"{name}: {by_data[0]} is {word}; {both} are both {word}, or numbers")

@@ -69,6 +69,7 @@ Event: TypeAlias = (
     | NodesReleased
     | DataChanged
     | TrackerFailed
+    | RunWarned
 )
 
 KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}

@@ -259,3 +259,9 @@ class NodesReleased(JsonRecord, word="nodes_left"):
     devices: tuple[int, ...]
     seconds: float
     has_ended: bool
+
+
+class RunWarned(JsonRecord, word="run_warning"):
+    """Something surely hurts the training of many networks; logged once per warning."""
+
+    warning: str

@@ -98,7 +98,14 @@ class Inputs(InputPipeline):
 
     def for_ranks(self) -> Inputs:
         """Return the inputs without the parts that only rank 0 needs."""
-        return replace(self, probes={}, fingerprint=Fingerprint({}), rows=np.empty(0, np.int64))
+        return replace(
+            self,
+            examples={},
+            probes={},
+            pipelines={key: replace(part, examples={}) for key, part in self.pipelines.items()},
+            fingerprint=Fingerprint({}),
+            rows=np.empty(0, np.int64),
+        )
 
     def keeping(self, cache: str) -> Inputs:
         """Return the inputs with stored samples: training ones in memory, or all in a file.
@@ -199,6 +206,7 @@ def open_inputs(
         replace(data, remark=remark),
         transforms,
         samples,
+        examples=probes["train"].examples,
         probes=probes,
         pipelines=pipelines,
         fingerprint=fingerprint,

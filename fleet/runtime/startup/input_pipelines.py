@@ -9,7 +9,9 @@ docs/design/stream.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from fleet.errors import UserError
 from fleet.spec import Spec
@@ -54,6 +56,8 @@ class InputPipeline:
         stream_target: target of a sample of the stream; None without a stream, or if all networks
             have the same pipeline.
         packed_slice: this pipeline's part of a sample of the stream; None if it is not packed.
+        examples: name of an input -> (k, ...) a few training inputs before the last scale; only on
+            rank 0.
     """
 
     data: DataSet
@@ -62,6 +66,7 @@ class InputPipeline:
     shared_count: Counts = 0
     stream_target: TargetSpec | None = None
     packed_slice: PackedSlice | None = None
+    examples: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def is_input_done(self) -> bool:
@@ -293,7 +298,7 @@ def make_pipelines(
     pipelines = {}
     for key, transforms in transforms_by_key.items():
         try:
-            samples, _ = probe_splits(data[key], transforms, spec.seed)
+            samples, probes = probe_splits(data[key], transforms, spec.seed)
         except (InputError, UserError) as error:
             raise UserError(f"{_locate(spec, key)}: {str(error).removeprefix('data: ')}") from error
         pipelines[key] = InputPipeline(
@@ -303,6 +308,7 @@ def make_pipelines(
             shared.shared_count[key],
             stream_target,
             shared.packed_slices.get(key),
+            probes["train"].examples,
         )
     _check_targets(spec, pipelines)
     return pipelines

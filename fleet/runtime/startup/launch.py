@@ -155,6 +155,8 @@ class PreparedLaunch(Launch):
             networks; without networks in a replay.
         past: what earlier launches have left.
         searches: entry -> its search.
+        warnings: what surely hurts training.
+        chance: pipeline key -> accuracy up to which its networks may be no better than chance.
     """
 
     cache: CacheChosen
@@ -162,6 +164,8 @@ class PreparedLaunch(Launch):
     search_extremes: Spec
     past: Past
     searches: Mapping[str, StartedSearch]
+    warnings: tuple[str, ...]
+    chance: Mapping[str, float]
 
     def for_other_ranks(self) -> Launch:
         """Return what all ranks need."""

@@ -33,6 +33,7 @@ from fleet.runtime.startup.data import (
     resolve_with_data,
     standardize,
 )
+from fleet.runtime.startup.data_warnings import find_accuracies_of_chance, find_data_warnings
 from fleet.runtime.startup.engine_import import ImportPlan, plan_import
 from fleet.runtime.startup.folder import free_disk, write_spec, writing_into
 from fleet.runtime.startup.launch import PreparedLaunch, Ranks
@@ -101,6 +102,9 @@ def prepare(
 
     # 3. The data, and its fingerprint.
     inputs = open_inputs(spec, True, past.fingerprint, past.features)
+    data_warnings: tuple[str, ...] = ()
+    if spec.engine.learns:
+        data_warnings = find_data_warnings(_with_networks_of(spec, extremes), inputs)
 
     # 4. Memory: where samples are stored, and the window of the stream.
     resources = HostResources(
@@ -187,6 +191,8 @@ def prepare(
         extremes,
         past,
         searches,
+        data_warnings,
+        find_accuracies_of_chance(inputs),
     )
 
 

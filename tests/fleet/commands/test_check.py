@@ -68,7 +68,7 @@ def check(folder, capsys):
 
     def call(*models, options=(), **parts):
         content = {
-            "data": {"source": "tests.sources:numbered", "path": "60", "transforms": []},
+            "data": {"source": "tests.sources:numbered", "path": "60", "transforms": ["scale"]},
             "train": {"batch": {"size": 8}, "build_timeout": 60.0},
             "resources": {"engine": "numpy"},
             "models": list(models),
@@ -159,7 +159,7 @@ def test_check_stops_at_mistakes_in_keys(check, folder):
     )
     assert (status, printed.out) == (2, "")
     message = {
-        "3": "unknown key 'sise'; did you mean size?",
+        "3": "unknown key 'sise'; did you mean train.batch.size?",
         "4": "the numpy engine has no optimizer 'adam'; it has sgd",
         "5": "unknown key 'colour'",
     }
@@ -325,7 +325,7 @@ def test_check_kills_a_build_that_hangs_in_c(folder):
     (folder / "spec.yaml").write_text(
         yaml.safe_dump(
             {
-                "data": {"source": "tests.sources:numbered", "path": "60", "transforms": []},
+                "data": {"source": "tests.sources:numbered", "path": "60", "transforms": ["scale"]},
                 "resources": {"engine": "numpy"},
                 "train": {"batch": {"size": 8}},
                 "models": [build("hangs_deaf")],
