@@ -137,6 +137,22 @@ FORMER_NAMES = {
     "ensemble": "simulate draw",
 }
 
+# Commands of other tools, for hints.
+_FOREIGN_NAMES = {
+    "train": "run",
+    "fit": "run",
+    "start": "run",
+    "tune": "run",
+    "optimize": "run",
+    "init": "new",
+    "create": "new",
+    "validate": "check",
+    "results": "report",
+    "show": "report",
+    "status": "watch",
+    "dashboard": "watch",
+}
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command.
@@ -250,7 +266,8 @@ def _no_command(words: list[str]) -> int:
     else:
         typed = words[0]
         # The last word alone, such as `autoscale`, also finds a command.
-        names = FORMER_NAMES | {name.split()[-1]: name for name in COMMANDS if name not in HIDDEN}
+        names = FORMER_NAMES | _FOREIGN_NAMES
+        names |= {name.split()[-1]: name for name in COMMANDS if name not in HIDDEN}
         for name in list(names.values()):
             names |= {name: name, name.split()[0]: name.split()[0]}
     close = sorted((name for name in names if typed and name.startswith(typed)), key=len)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import unicodedata
 from collections.abc import Mapping
 from enum import StrEnum
@@ -25,6 +26,7 @@ from fleet.commands.drafts import Draft, default_engine, draft_images, draft_tab
 from fleet.commands.output import show
 from fleet.errors import UserError
 from fleet.storage.files import storage_errors
+from launch.errors import did_you_mean
 
 _LONGEST_NAME = 60
 
@@ -42,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
         "kind",
-        choices=tuple(Kind),
+        metavar=f"{{{','.join(Kind)}}}",
         help="what the spec is for: the demo, images, a table, or your own PyTorch modules",
     )
     parser.add_argument(
@@ -60,9 +62,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Write the spec, and print what it holds."""
+    if args.kind not in tuple(Kind):
+        raise UserError(
+            f"unknown kind {args.kind!r}{did_you_mean(args.kind, Kind)}; {_like(args.kind)}"
+        )
     if args.kind == Kind.DIGITS:
         if args.target is not None:
             raise UserError("--target is for tables")
+        if args.path is not None and Path(args.path).suffix in (".yaml", ".yml"):
+            raise UserError(f"{args.path}: fleet new digits makes a folder, and digits.yaml in it")
         files = _demo_files(Path(args.path or "digits"))
         summary = "ten networks of four families on 1,797 images of handwritten digits"
     else:
@@ -78,6 +86,15 @@ def run(args: argparse.Namespace) -> None:
         lambda: {"spec": str(spec), "files": [str(path) for path in files], "summary": summary},
         lambda: print(_next_steps(files, spec, summary)),
     )
+
+
+def _like(path: str) -> str:
+    """Return the command that a user probably meant who gave a path only."""
+    if os.path.isdir(path) and _holds_images(path):
+        return f"fleet new images {shlex.quote(path)} begins with a folder of images"
+    if os.path.exists(path):
+        return f"fleet new table {shlex.quote(path)} begins with a table"
+    return f"write fleet new {' | '.join(Kind)}, and the path of the data"
 
 
 def _draft(kind: str, path: str, target: str | None) -> Draft:

@@ -49,6 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _add_ranks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n",
+        "-np",
         "--ranks",
         type=integer(1),
         metavar="N",

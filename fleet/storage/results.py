@@ -599,6 +599,13 @@ def known_parameters(network: NetworkSpec, sample: SampleSpec) -> int | None:
         return None
 
 
+def describe_spec_as_run(path: Path) -> str:
+    """Return a hint for those who name a spec instead of its run; empty for other paths."""
+    if path.suffix not in (".yaml", ".yml", ".json") or not path.is_file():
+        return ""
+    return f"; if {path} is a spec, its run is in the folder of its output, runs/NAME by default"
+
+
 def read_results(run: str | Path) -> Table[NetworkResult]:
     """Return the networks of a run, best first; ``to_pandas()`` makes a data frame.
 
@@ -614,6 +621,7 @@ def read_results(run: str | Path) -> Table[NetworkResult]:
     except OSError as error:
         raise UserError(
             f"{run} is not the folder of a run that can be read: {path.name}: {error.strerror}"
+            f"{describe_spec_as_run(Path(run))}"
         ) from None
     except ValueError as error:
         raise UserError(f"{path} is not a table of results: {error}") from None

@@ -15,6 +15,7 @@ from fleet.spec.schema import Document
 from fleet.spec.yaml_file import read_yaml
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
+from fleet.storage.results import describe_spec_as_run
 from fleet.vocabulary.torch_optimizers import changed_arguments
 
 
@@ -25,7 +26,10 @@ def load_run_spec(paths: RunPaths) -> Spec:
         UserError: the folder holds no run, or the spec cannot be read.
     """
     if not paths.spec.is_file():
-        raise UserError(f"{paths.root} has no {paths.spec.name}: it is no run, or has not begun")
+        raise UserError(
+            f"{paths.root} has no {paths.spec.name}: it is no run, or has not begun"
+            f"{describe_spec_as_run(paths.root)}"
+        )
     for start in (start for log in paths.event_logs() for start in events_of(log, LaunchStarted)):
         for folder in start.folders:
             append_import_path(folder)

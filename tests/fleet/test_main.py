@@ -82,6 +82,8 @@ class TestUnknownCommand:
             ("autoscale", "simulate autoscale"),
             ("rehearsal", "dry-run"),
             ("release", "release-nodes"),
+            ("train spec.yaml", "run"),
+            ("optimize", "run"),
         ],
     )
     def test_similar_command_is_suggested(self, ran, words, meant):

@@ -45,7 +45,7 @@ def spec_of(launch, tmp_path, epochs=2):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_run_trains_and_prints_the_mpirun_line(launch, tmp_path, ranks):
-    process = fleet("run", spec_of(launch, tmp_path), "-n", ranks)
+    process = fleet("run", spec_of(launch, tmp_path), "-np" if ranks == 2 else "-n", ranks)
     out, err = process.communicate(timeout=300)
     assert process.returncode == ExitStatus.OK, err
     assert f"mpirun -n {ranks} " in err

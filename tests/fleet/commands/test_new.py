@@ -293,3 +293,20 @@ def test_new_refuses_what_it_cannot_describe(folder, capsys, words, message):
     (folder / "files.csv").write_text("path,risk\na.png,1\nb.png,0\n")
     assert new(*words) == ExitStatus.BAD_INPUT
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["image", "pets"], "did you mean images?"),
+        (["pets"], "fleet new images pets begins with a folder of images"),
+        (["t.csv"], "fleet new table t.csv begins with a table"),
+        (["nothing"], "write fleet new digits | images | table | torch"),
+        (["digits", "digits.yaml"], "makes a folder"),
+    ],
+)
+def test_new_says_what_to_write_instead(folder, words, message, capsys):
+    write_images(folder / "pets")
+    write_table(folder / "t.csv")
+    assert new(*words) == ExitStatus.BAD_INPUT
+    assert message in capsys.readouterr().err

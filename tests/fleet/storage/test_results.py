@@ -559,3 +559,10 @@ def test_read_history_accepts_empty_cells_and_nan(tmp_path):
         first, second = read_history(path)[:2]
         assert first.val_accuracy == 0.5
         assert math.isnan(second.val_accuracy)
+
+
+def test_read_results_of_a_spec_names_the_folder_of_its_run(tmp_path):
+    spec = tmp_path / "photos.yaml"
+    spec.write_text("models: []")
+    with pytest.raises(UserError, match="its run is in the folder of its output, runs/NAME"):
+        read_results(spec)
