@@ -1,7 +1,7 @@
 """Records as rows of CSV files: a column per field, and one per metric (pure but for reading).
 
-Columns that only some files need exist only if a record needs them. Missing numbers are empty
-cells; mappings are JSON.
+Columns that only some files need exist only if a record needs them. Whatever is missing is an empty
+cell; mappings are JSON.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ OPTIONAL = {
 }
 
 
+# Columns whose 0, or whose empty mapping, means that there is none.
+_COUNTED_FROM_1 = ("best_epoch", "folds", "repeats", "parent_epoch", "deviation")
+
+
 def csv_columns(kind: type, records: Sequence[Any]) -> list[str]:
     """Return the columns that records need: fields, then metrics.
 
@@ -54,7 +58,10 @@ def csv_cells(record: Any, columns: Iterable[str]) -> list[Any]:
         record: the record; its ``value`` returns a metric.
         columns: columns of the file.
     """
-    fields = vars(record)
+    fields = {
+        name: None if name in _COUNTED_FROM_1 and not value else value
+        for name, value in vars(record).items()
+    }
     return [csv_cell(fields[name] if name in fields else record.value(name)) for name in columns]
 
 
@@ -92,8 +99,8 @@ def read_csv_records(path: Path, kind: type[T]) -> list[T]:
         raise ValueError(f"{'.'.join(map(str, mistake['loc']))}: {mistake['msg']}") from None
 
 
-# A number that versions before 0.3.0 did not know is "nan", which pydantic reads as well.
-_BLANK: Mapping[object, Any] = {str: "", float: math.nan}
+# What stands for an empty cell; versions before 0.3.0 wrote "nan" for numbers.
+_BLANK: Mapping[object, Any] = {str: "", float: math.nan, int: 0}
 
 
 def _content(row: Mapping[str, str], hints: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,10 +108,12 @@ def _content(row: Mapping[str, str], hints: Mapping[str, Any]) -> dict[str, Any]
     content: dict[str, Any] = {name: math.nan for name, hint in hints.items() if hint is float}
     content["metrics"] = {}
     for name, cell in row.items():
+        if cell == "nan" and hints.get(name) is not str:
+            cell = ""
         if name not in hints:
             content["metrics"] |= {name: cell} if cell else {}
         elif get_origin(hints[name]) is dict:
-            content[name] = json.loads(cell)
+            content[name] = json.loads(cell or "{}")
         else:
             content[name] = cell or _BLANK.get(hints[name])
     return content

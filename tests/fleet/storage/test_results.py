@@ -539,6 +539,7 @@ def test_table_has_empty_cells_and_reads_nan(results):
     with open(results.paths.results, newline="") as file:
         cells = {row["name"]: row for row in csv.DictReader(file)}
     assert cells["b"]["loss"] == cells["b"]["val_loss"] == cells["a"]["test_loss"] == ""
+    assert (cells["b"]["epochs"], cells["b"]["best_epoch"]) == ("0", "")
     assert "nan" not in [cell for row in cells.values() for cell in row.values()]
     text = results.paths.results.read_text()
     for written in (text, text.replace(",,", ",nan,").replace(",nan,0,0", ",,0,0")):
