@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         return ExitStatus.RESUMABLE
     except KeyboardInterrupt:
         _say(
-            "ended at once: training since the last checkpoints is lost, and all else is intact; "
+            "ended at once, without saving; all checkpoints so far are intact, and "
             f"{resume} resumes the run"
         )
         return INTERRUPTED
