@@ -53,7 +53,8 @@ from preprocess.target import TargetSpec, plain_targets, target_of
 from preprocess.views import split_targets
 
 _SAMPLES = 8  # samples of the data for training steps
-_CLASSES = 40  # classes to list at most, the rarest ones first
+_CLASSES = 40  # classes to list at most
+_ENDS = 5  # of more classes, the smallest and the largest ones to list
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -410,16 +411,20 @@ def _print_classes(data: DataSet) -> None:
     if not counts:
         return
     names = list(counts["train"])
-    listed_names = names
     if len(names) > _CLASSES:
-        listed_names = sorted(names, key=counts["train"].__getitem__)[:_CLASSES]
+        names.sort(key=counts["train"].__getitem__)
+        noun = target_of(data.train).semantics.nouns[1]
+        low, high = (counts["train"][name] for name in (names[0], names[-1]))
+        print(
+            f"{len(names)} {noun} with {low} to {high} training samples; "
+            f"the {_ENDS} smallest and the {_ENDS} largest:"
+        )
+        names = names[:_ENDS] + names[-_ENDS:]
     headers = {"train": "training", "validation": "validation", "test": "test"}
     print_table(
         [target_of(data.train).semantics.nouns[0], *(headers[split] for split in counts)],
-        [[name, *(by_name[name] for by_name in counts.values())] for name in listed_names],
+        [[name, *(by_name[name] for by_name in counts.values())] for name in names],
     )
-    if len(names) > len(listed_names):
-        print(f"{len(names) - len(listed_names)} more, each with at least as many training samples")
 
 
 def _steps_per_epoch(network: NetworkSpec, result: _CheckResult) -> list[int]:

@@ -105,6 +105,30 @@ def test_check_prints_parameters_and_memory_of_a_valid_spec(check):
     assert row[:5] == ["zeros", "check_functions:zeros()", "51", "2.29", "kB"]
 
 
+def test_check_lists_the_ends_of_many_classes(check, folder):
+    labels = np.repeat(np.arange(50), np.arange(50) + 4)
+    np.savez(folder / "many.npz", x=np.ones((len(labels), 2), np.float32), y=labels)
+    data = {"source": "npz", "path": "many.npz", "validation": 0.2, "test": 0.2}
+    status, printed, _ = check({"family": "softmax"}, options=["--quick"], data=data)
+    assert status == 0
+    assert "50 classes with 2 to " in printed.out
+    assert "training samples; the 5 smallest and the 5 largest:" in printed.out
+    rows = [line.split() for line in printed.out.splitlines()]
+    names = [row[0] for row in rows if len(row) == 4 and row[0].isdigit()]
+    assert names == [*"01234", "45", "46", "47", "48", "49"]
+
+
+def test_check_prints_warnings_and_passes(check, folder):
+    np.savez(folder / "raw.npz", x=np.full((20, 4, 4, 1), 200, np.uint8), y=np.arange(20) % 2)
+    data = {"source": "npz", "path": "raw.npz", "transforms": []}
+    status, printed, _ = check({"family": "softmax"}, options=["--quick"], data=data)
+    assert status == 0
+    [line] = printed.err.splitlines()
+    assert line.startswith("fleet check: WARNING: data: images have values up to 200")
+    status, printed, _ = check({"family": "softmax"}, options=["--quick", "--json"], data=data)
+    assert len(json.loads(printed.out)["warnings"]) == 1
+
+
 def test_check_warns_about_channels_first_data(check, folder):
     labels = np.arange(20) % 2
     for name, shape in (("first", (3, 16, 17)), ("last", (16, 17, 3))):
