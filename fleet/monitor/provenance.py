@@ -26,7 +26,7 @@ _CHECKPOINTS = (".h5", ".json")  # endings of files beside the exported network
 def state_of(report: RunReport) -> str:
     """Return whether the run goes on, and how long it may still take, as HTML."""
     launch = report.run.launch
-    if launch is None or launch.has_ended:
+    if launch is None or launch.has_ended or report.paths is None:
         return ""
     if not report.is_live:
         return html_note(
@@ -165,7 +165,7 @@ def provenance(report: RunReport) -> list[str]:
         ("command", f"<code>{escape(origin.command)}</code>" if origin and origin.command else ""),
         ("folder", _folder(report.paths.root) if report.paths else ""),
         ("data", "; ".join(map(escape, _data_lines(report)))),
-        ("written", f"{_date(datetime.now(UTC).timestamp())} UTC by FLEET {__version__}"),
+        ("written", _written() if report.paths else ""),
     ]
     spec = _spec_text(report)
     return [
@@ -179,6 +179,10 @@ def provenance(report: RunReport) -> list[str]:
         ),
         html_details("The spec", f"<pre>{escape(spec)}</pre>") if spec else "",
     ]
+
+
+def _written() -> str:
+    return f"{_date(datetime.now(UTC).timestamp())} UTC by FLEET {__version__}"
 
 
 def _launch_row(report: RunReport, launch: RunLaunch) -> list[Any]:

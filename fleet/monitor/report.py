@@ -59,7 +59,7 @@ class RunReport:
         rungs: epochs at which networks were paused or pruned, lowest first.
         ensembles: scores of the best networks combined, once the run has ended.
         data_now: changes of the data since the run, as text.
-        paths: paths of the run.
+        paths: paths of the run; None for an earlier time, of which the files are not.
         spec: its spec, with added networks and defaults that follow from the data; None if it
             cannot be read, for example because a module is missing.
         samples: the sample of each input pipeline; empty if none was stored.
@@ -267,7 +267,8 @@ def report_at(paths: RunPaths, t_s: float) -> RunReport:
     """
     past = read_past_run(paths, t_s)
     run_account = _account(paths, past.run) or Account(0.0, past.spec.schedule.policy)
-    return _report(paths, past.run, past.rows, run_account, past.spec, past.samples)
+    report = _report(paths, past.run, past.rows, run_account, past.spec, past.samples)
+    return replace(report, paths=None)
 
 
 def _log_path(paths: RunPaths) -> Path:
