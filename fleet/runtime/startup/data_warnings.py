@@ -95,7 +95,8 @@ def _input_warnings(pipeline: InputPipeline, are_numbers: bool) -> Iterator[str]
         values = pipeline.examples[name]
         if values.dtype.kind in "iu" and not are_numbers and not _are_pixels(values):
             continue
-        warning = describe_inputs(values, transforms, names)
+        key = "data.transforms" if name == INPUT else f"data.transforms.{name}"
+        warning = describe_inputs(values, transforms, names, key)
         if warning:
             yield f"data: {warning}" if name == INPUT else f"data: input {name}: {warning}"
 
@@ -106,7 +107,10 @@ def _are_pixels(values: np.ndarray) -> bool:
 
 
 def describe_inputs(
-    inputs: np.ndarray, transforms: Sequence[Transform], columns: Sequence[str] = ()
+    inputs: np.ndarray,
+    transforms: Sequence[Transform],
+    columns: Sequence[str] = (),
+    key: str = "data.transforms",
 ) -> str:
     """Describe why networks will train badly on such inputs; empty if they will not.
 
@@ -114,6 +118,7 @@ def describe_inputs(
         inputs: (n, ...) some inputs before the last scale.
         transforms: the transforms.
         columns: names of the numbers in the last axis; may be empty.
+        key: the key of the transforms, for advice.
 
     >>> describe_inputs(np.array([[0.1, 900], [0.3, 1200]]), (), ("bmi", "income"))[:49]
     'columns differ 4,000 times in size (bmi up to 0.3'
@@ -139,9 +144,9 @@ def describe_inputs(
             return ""
         return (
             f"images have values up to {_format(peak)}, and no transform scales them; end "
-            "data.transforms with `scale: true`"
+            f"{key} with `scale: true`"
         )
-    advice = "end data.transforms with `standardize`"
+    advice = f"end {key} with `standardize`"
     if isinstance(scale, Scale):
         advice = "use `standardize` instead of `scale`"
     sizes = values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1).max(axis=0)

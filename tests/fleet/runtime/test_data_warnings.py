@@ -111,6 +111,7 @@ def test_input_of_several_is_named(tmp_path):
     options = {"inputs": ["image", "facts"]}
     [warning] = warnings(tmp_path, models, x=x, transforms={}, options=options)
     assert warning.startswith("data: input image: images have values")
+    assert warning.endswith("end data.transforms.image with `scale: true`")
 
 
 def test_tokens_of_custom_networks_give_no_warning(tmp_path):
