@@ -17,7 +17,7 @@ import yaml
 from fleet.errors import UserError
 from fleet.spec.engines import ENGINES
 from fleet.spec.schema import Resources
-from launch.errors import did_you_mean, pluralize, printable
+from launch.errors import InputError, did_you_mean, pluralize, printable
 from preprocess.base import DataSet, Source, UnreadableImage, UnreadableSample
 from preprocess.decode import decode, open_image
 from preprocess.files.table import PARQUET, Table, read_table
@@ -167,7 +167,7 @@ def draft_images(path: str, engine: str = "", with_module: bool = False) -> Draf
             f"{path} holds images with masks, for which you need your own network: begin with "
             "the example of segmentation in docs/targets.md"
         )
-    _check_division("image_folder", path, data, {})
+    can_divide = _can_divide("image_folder", path, data, {})
     images = _describe_images(path, data.train)
     side = min(images.height, images.width)
     if side < 2:
@@ -187,7 +187,7 @@ def draft_images(path: str, engine: str = "", with_module: bool = False) -> Draf
     lines = [
         "source: image_folder",
         f"path: {yaml_text(path)}",
-        *_splits(data, path, "a tenth of each class"),
+        *_splits(data, path, "a tenth of each class", can_divide),
         "transforms:",
         *_indented(
             [
@@ -209,7 +209,7 @@ def draft_images(path: str, engine: str = "", with_module: bool = False) -> Draf
     return Draft(
         lines,
         models,
-        _train(len(data.train), "sgd"),
+        _train(len(data.train), "sgd", can_divide),
         f"{pluralize(len(data.train), 'image')} of {_listed(target)}, {images}",
         engine,
         _CNN_MODULE if with_module else "",
@@ -305,7 +305,7 @@ def draft_table(
         options["split"] = columns.split
     request = TargetWish(kind) if kind else None
     data = open_data("table", path, None, _SEED, options, target=request)
-    _check_division("table", path, data, options, request)
+    can_divide = _can_divide("table", path, data, options, request)
     target = target_of(data.train)
     metric = "mean_absolute_error" if target.semantics.is_numeric else ""
     notes = [f"# not a feature: {name} ({reason})" for name, reason in columns.left_out.items()]
@@ -315,7 +315,7 @@ def draft_table(
         *notes,
         f"options: {yaml_text(options)}",
         *([f"target: {kind:<27} # {note}"] if kind else []),
-        *_splits(data, path, "a tenth of the rows"),
+        *_splits(data, path, "a tenth of the rows", can_divide),
         "transforms: [standardize]          # each column to mean 0 and deviation 1",
     ]
     if with_module:
@@ -328,7 +328,7 @@ def draft_table(
     return Draft(
         lines,
         models,
-        _train(len(data.train), "adam", metric),
+        _train(len(data.train), "adam", can_divide, metric),
         f"{pluralize(len(data.train), 'row')}; target {columns.targets}, {_listed(target)}",
         engine,
         _MLP_MODULE if with_module else "",
@@ -429,23 +429,23 @@ def _listed(target: TargetSpec) -> str:
     return f"{target} ({names}{f' and {more} more' if more > 0 else ''})"
 
 
-def _check_division(
+def _can_divide(
     source: str,
     path: str,
     data: DataSet,
     options: Mapping[str, Any],
     target: TargetWish | None = None,
-) -> None:
-    """Check that a tenth can be held out of a small data set.
-
-    Raises:
-        InputError: it cannot.
-    """
+) -> bool:
+    """Return False if no tenth can be held out of a data set because it is too small."""
     if data.validation is None and len(data.train) < _SMALL:
-        open_data(source, path, _HELD_OUT, _SEED, options, target=target)
+        try:
+            open_data(source, path, _HELD_OUT, _SEED, options, target=target)
+        except InputError:
+            return False
+    return True
 
 
-def _splits(data: DataSet, path: str, share: str) -> list[str]:
+def _splits(data: DataSet, path: str, share: str, can_divide: bool) -> list[str]:
     """Return the lines that hold out samples, unless the data has its own validation split.
 
     A test split alone would be used for validation; it is kept for the final score instead.
@@ -459,6 +459,8 @@ def _splits(data: DataSet, path: str, share: str) -> list[str]:
         return [f"validation: 10%                    # {share}", f"{final}   # for the final score"]
     if data.validation is not None:
         return []
+    if not can_divide:
+        return ["validation: null                   # too few samples to hold some out"]
     return [f"validation: 10%                    # {share}"]
 
 
@@ -480,15 +482,16 @@ def _search(first: str, space: Mapping[str, Any], rates: tuple[float, float]) ->
     ]
 
 
-def _train(samples: int, optimizer: str, metric: str = "") -> list[str]:
+def _train(samples: int, optimizer: str, has_validation: bool, metric: str = "") -> list[str]:
     batch = 2 ** max(2 if samples > 8 else 0, min(6, int(math.log2(max(samples // 20, 1)))))
     momentum = ", momentum: 0.9" if optimizer == "sgd" else ""
     metrics = [f"metrics: [{metric}]"] if metric else []
+    monitor = "" if has_validation else ", monitor: loss"
     return [
         f"batch: {{size: {batch}}}",
         f"optimizer: {{name: {optimizer}{momentum}}}",
         *metrics,
-        "stopping: {max_epochs: 20, patience: 6}",
+        f"stopping: {{max_epochs: 20, patience: 6{monitor}}}",
     ]
 
 
