@@ -510,6 +510,8 @@ class Running:
                 self._status = self._end(status)
         if self._shows is not None:
             self._shows.join(PATIENCE_S)
+            if self._status is ExitStatus.RESUMABLE:
+                print(f"{self.run}: stopped with everything saved; run the cell again to resume it")
         return self._status
 
     def interrupt(self) -> None:

@@ -339,6 +339,17 @@ def test_show_table_ends_with_the_results_in_a_notebook(tmp_path, monkeypatch):
     assert '<tr data-network="a">' in last["text/html"]
 
 
+@pytest.mark.parametrize("status", [ExitStatus.RESUMABLE, ExitStatus.OK])
+def test_interrupted_cell_says_what_resumes_it(tmp_path, monkeypatch, capsys, status):
+    paths = write_sample_run(tmp_path)
+    monkeypatch.setattr(live_run, "wait", lambda process, explained, stop: int(status))
+    running = Running(Launcher(), paths, 0, ExitStatus)
+    running._shows = SimpleNamespace(join=lambda seconds: None)
+    assert running.wait() is status
+    advice = "stopped with everything saved; run the cell again to resume it"
+    assert (advice in capsys.readouterr().out) == (status is ExitStatus.RESUMABLE)
+
+
 @pytest.mark.parametrize(
     ("shell", "expected"),
     [(SimpleNamespace(kernel=1), True), (SimpleNamespace(), False), (None, False)],
