@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import FrameType
-from typing import IO
+from typing import IO, Any
 
 from launch.processes import end_with_parent, kill_session
 from launch.stale_files import remove_leftovers
@@ -117,7 +117,7 @@ class Notices:
 
 
 class Interrupts:
-    """Counts signals that ask a launch to stop; only the main thread can make one.
+    """Counts signals that ask a launch to stop, inside a ``with`` of the main thread.
 
     Unlike an exception, which Python drops in some callbacks, a count cannot be missed.
 
@@ -127,8 +127,16 @@ class Interrupts:
 
     def __init__(self, numbers: Sequence[signal.Signals]) -> None:
         self.count = 0
-        for number in numbers:
-            signal.signal(number, self._note)
+        self._numbers = numbers
+        self._before: list[Any] = []
+
+    def __enter__(self) -> Interrupts:
+        self._before = [signal.signal(number, self._note) for number in self._numbers]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in zip(self._numbers, self._before, strict=True):
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         # A terminal that closes may send several signals, which are one wish to stop.

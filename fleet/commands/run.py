@@ -64,15 +64,15 @@ def run(args: argparse.Namespace) -> int:
     _add_ranks(ranks)
     _, arguments = ranks.parse_known_args(shlex.split(args.command_line)[2:])
     resume = resume_command(shlex.split(args.command_line))
-    interrupts = Interrupts(_SIGNALS)
     try:
-        status, _ = local_launch.run(
-            arguments,
-            args.ranks or _default_ranks(),
-            more={COMMAND_VARIABLE: resume},
-            on_start=lambda command: _say(_as_typed(command)),
-            interrupts=interrupts,
-        )
+        with Interrupts(_SIGNALS) as interrupts:
+            status, _ = local_launch.run(
+                arguments,
+                args.ranks or _default_ranks(),
+                more={COMMAND_VARIABLE: resume},
+                on_start=lambda command: _say(_as_typed(command)),
+                interrupts=interrupts,
+            )
     except local_launch.StoppedEarly:
         _show_earlier_results(local_launch.paths_of(arguments))
         _say(f"stopped before training began, so nothing is lost; {resume} resumes the run")
