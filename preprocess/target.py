@@ -250,6 +250,17 @@ class TargetSpec:
             return "no targets"
         return f"{self.outputs} {self.semantics.nouns[self.outputs != 1]}"
 
+    @property
+    def after_samples(self) -> str:
+        """The target as it follows the shape of samples, "10 samples of 8 x 8 uint8 ...".
+
+        >>> TargetSpec("class", 3).after_samples, TargetSpec("value", 1).after_samples
+        ('in 3 classes', 'each with 1 value')
+        """
+        semantics = self.semantics
+        is_class = semantics.has_classes and not semantics.is_of_pixels
+        return f"{'in' if is_class else semantics.preposition} {self}"
+
 
 def class_target(classes: int | Sequence[str], weighted: bool = False) -> TargetSpec:
     """Return the spec of one class per sample, from the number or names of the classes.

@@ -257,6 +257,7 @@ class ValueTarget(TargetKind):
 
     nouns = ("value", "values")
     plural = "values"
+    preposition = "each with"
     expected = "finite numbers, also in float32"
     activation = "linear"
     default_loss = "mean_squared_error"

@@ -341,8 +341,8 @@ def _print(path: str, result: _CheckResult) -> None:
         validation = ""
         in_folds = f", in {folds} folds"
     print(
-        f"{path}: {len(data.train)} training{validation}{test} samples of {image} in "
-        f"{result.opened.sample.target} "
+        f"{path}: {len(data.train)} training{validation}{test} samples of {image} "
+        f"{result.opened.sample.target.after_samples} "
         f"({format_size(len(data.train) * image.nbytes)} decoded){in_folds}"
     )
     _print_classes(data)

@@ -92,7 +92,7 @@ def subsample(items: Sequence[_T], first: int, limit: int) -> Sequence[_T]:
     ]
 
 
-def _rounded(value: float | None) -> float | None:
+def rounded(value: float | None) -> float | None:
     """Round to five digits; None for NaN and infinity."""
     if value is not None and math.isfinite(value):
         return float(f"{value:.5g}")
@@ -186,7 +186,7 @@ def _line(
     return [
         index.get(name, -1),
         None if epochs == list(range(1, len(epochs) + 1)) else epochs,
-        [_rounded(value(record)) for record in records],
+        [rounded(value(record)) for record in records],
     ]
 
 
@@ -247,7 +247,7 @@ def _timeline(
         "devices": devices,
         "seconds": seconds,
         "bars": [
-            [_rounded(part) if isinstance(part, float) else part for part in bar] for bar in bars
+            [rounded(part) if isinstance(part, float) else part for part in bar] for bar in bars
         ],
     }
 
@@ -303,16 +303,16 @@ def _search(search: SearchReport, seconds: float, index: Mapping[str, int]) -> d
         "seconds": seconds,
         "keys": keys,
         "improvements": [
-            [index.get(best.network), _rounded(best.seconds), _rounded(best.value), best.epoch]
+            [index.get(best.network), rounded(best.seconds), rounded(best.value), best.epoch]
             for best in search.improvements
         ],
         "trials": [
             [
                 index.get(trial.network),
                 str(trial.status),
-                _rounded(trial.value),
+                rounded(trial.value),
                 [
-                    _rounded(coordinate_of(trial.values.get(name), values))
+                    rounded(coordinate_of(trial.values.get(name), values))
                     for name, values in search.space.items()
                 ],
             ]
@@ -340,7 +340,7 @@ def _pareto(search: SearchReport, index: Mapping[str, int]) -> list[list[Any]]:
         *subsample(dominated, MAX_TRIALS // 4, MAX_TRIALS),
     ]
     return [
-        [index.get(trial.network), trial.network in front, list(map(_rounded, trial.objectives))]
+        [index.get(trial.network), trial.network in front, list(map(rounded, trial.objectives))]
         for trial in drawn
     ]
 

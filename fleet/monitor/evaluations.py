@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from fleet.monitor.charts import rounded
 from fleet.prediction.saved_predictions import read_predictions
 from fleet.prediction.scores import Truth
 from fleet.storage.paths import RunPaths
+from launch.errors import pluralize
 from preprocess.record_target import RecordTarget
 from preprocess.target import TargetSpec
 
@@ -41,7 +43,7 @@ def read_evaluations(paths: RunPaths, network: str, target: TargetSpec) -> list[
         if predictions is None or not len(predictions.rows):
             continue
         for name, piece, values, truth in _split(target, predictions.values, predictions.truth):
-            samples = f"{len(truth)} {part} samples"
+            samples = pluralize(len(truth), f"{part} sample")
             title = f"{name}, {samples}" if name else samples
             evaluations += [
                 {"title": title, **content} for content in evaluate(piece, values, truth)
@@ -110,7 +112,7 @@ def _classes(names: Sequence[str], predicted: np.ndarray, truth: np.ndarray) -> 
         "kind": "classes",
         "names": names if is_whole else {index: names[index] for cell in counts for index in cell},
         "whole": is_whole,
-        "accuracy": _rounded(np.mean(predicted == truth)),
+        "accuracy": rounded(np.mean(predicted == truth)),
         "cells": [[*cell, count] for cell, count in counts.most_common()],
     }
 
@@ -126,8 +128,8 @@ def _labels(names: Sequence[str], predicted: np.ndarray, truth: np.ndarray) -> d
             [
                 names[label],
                 int(has[label]),
-                _rounded(hits[label] / has[label]) if has[label] else None,
-                _rounded(hits[label] / predictions[label]) if predictions[label] else None,
+                rounded(hits[label] / has[label]) if has[label] else None,
+                rounded(hits[label] / predictions[label]) if predictions[label] else None,
             ]
             for label in selected
         ],
@@ -144,11 +146,7 @@ def _values(name: str, predicted: np.ndarray, truth: np.ndarray) -> dict[str, An
     return {
         "kind": "values",
         "name": name,
-        "error": _rounded(np.abs(errors).mean()) if len(truth) else None,
-        "r2": _rounded(1 - np.mean(errors**2) / variance) if variance else None,
-        "points": [[_rounded(truth[index]), _rounded(predicted[index])] for index in selected],
+        "error": rounded(np.abs(errors).mean()) if len(truth) else None,
+        "r2": rounded(1 - np.mean(errors**2) / variance) if variance else None,
+        "points": [[rounded(truth[index]), rounded(predicted[index])] for index in selected],
     }
-
-
-def _rounded(value: Any) -> float:
-    return float(f"{value:.4g}")

@@ -214,7 +214,7 @@ def _data_lines(report: RunReport) -> Iterator[str]:
         text = f"{data.source}{path}: {pluralize(start.samples, 'training sample')}"
         sample = report.samples.get(pipeline)
         if sample is not None:
-            text += f", targets: {sample.target}"
+            text += f" {sample.target.after_samples}"
         yield text
 
 

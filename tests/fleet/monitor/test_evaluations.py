@@ -31,7 +31,7 @@ def test_confusion_matrix_counts_true_and_predicted_classes(tmp_path):
         "kind": "classes",
         "names": ["cat", "dog"],
         "whole": True,
-        "accuracy": 0.6667,
+        "accuracy": 0.66667,
         "cells": [[0, 0, 2], [0, 1, 1]],
     }
 
