@@ -162,7 +162,7 @@ class TrackedRun:
         earlier_spaces: entry of a search -> the other spaces that it has had, the newest first.
         networks: its networks, in the order in which they were added.
         files: name -> path.
-        user: the account that started it; empty if unknown.
+        user: the account that its spec belongs to.
         facts: further values, such as the command that started it.
         best: name of the best network; empty if there is none.
         model: the best network for use by others; None before it is exported.
