@@ -438,7 +438,10 @@ data.searches.forEach((search, number) => {
   const describe = ([network, status, result, values]) => `${name(network)}, ${status}: ${monitor} ${short(result)}; ` +
     keys.map((key, index) => `${key.name} ${format(key, values[index])}`).join(", ");
   const parallel = keys.length > 1 ? box(id("parallel")) : null;
-  if (parallel) parallel.style.minWidth = `${Math.min(110 * keys.length, 1100)}px`, parallel.parentElement.classList.add("wider");
+  if (parallel) {
+    parallel.style.minWidth = `${Math.min(110 * keys.length, 1100)}px`;
+    parallel.parentElement.classList.add("wider");
+  }
   chart(parallel, 320, () => {
     const range = rangeOfValues(results), isWide = parallel.clientWidth > 130 * keys.length;
     return {

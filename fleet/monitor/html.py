@@ -19,7 +19,13 @@ from fleet.monitor.charts import (
     number_networks,
     subsample,
 )
-from fleet.monitor.html_parts import html_details, html_legend, html_note, html_table
+from fleet.monitor.html_parts import (
+    html_details,
+    html_hint,
+    html_legend,
+    html_note,
+    html_table,
+)
 from fleet.monitor.importance import importance_of
 from fleet.monitor.network_pages import make_network_pages
 from fleet.monitor.provenance import best_network, provenance, state_of
@@ -238,6 +244,8 @@ def _search(search: SearchReport, number: int, skip_slow: bool) -> list[str]:
         )
     else:
         drawn = ""
+    # A single key has no parallel coordinates.
+    drag = html_hint(" Drag along an axis to select a range.") if len(search.space) > 1 else ""
     if search.objectives:
         front = [
             f"<h3>{FRONT_TITLE}</h3>",
@@ -255,7 +263,7 @@ def _search(search: SearchReport, number: int, skip_slow: bool) -> list[str]:
         f"{html_table(*improvements_table(search))}</div>",
         *front,
         "<p class=note>The value of each network at its best epoch against its parameters"
-        f"{drawn}. Drag along an axis to select a range:</p>",
+        f"{drawn}.{drag}</p>",
         _chart_element(number, "parallel"),
         _chart_element(number, "keys"),
         html_legend(
@@ -322,8 +330,12 @@ def _curves(report: RunReport) -> list[str]:
         for record in subsample(history, 1, _ROWS)
     ]
     return [
-        "<p class=note>Point at a curve to see its network, and click it to highlight the network "
-        f"in all charts.{gray} Drag over a chart to zoom; a double click shows all again.</p>",
+        "<p class=note>"
+        + html_hint(
+            "Point at a curve to see its network, and click it to highlight the network in all "
+            "charts. Drag over a chart to zoom; a double click shows all again."
+        )
+        + f"{gray}</p>",
         "<div id=controls></div><div class=grid id=curves></div><div class=legend id=legend></div>",
         html_details(
             "The curves of the best networks as a table",
@@ -347,8 +359,12 @@ def _stints(account: Account) -> str:
         ]
         for stint in account.stints[:_STINTS]
     ]
+    if len(rows) < len(account.stints):
+        bars = f"The first {len(rows)} of {len(account.stints)} bars"
+    else:
+        bars = "The bars"
     return html_details(
-        f"The first {len(rows)} of {len(account.stints)} bars as a table",
+        f"{bars} as a table",
         html_table(["network", f"{account.device}s", "start, s", "end, s"], rows),
     )
 

@@ -76,6 +76,11 @@ def html_note(text: str) -> str:
     return ""
 
 
+def html_hint(text: str) -> str:
+    """Return what a reader can do on the screen, which is not printed."""
+    return f"<span class=hint>{escape(text)}</span>"
+
+
 def html_facts(facts: Iterable[tuple[str, str]]) -> str:
     """Return (name, HTML of its value) as a list; facts without a value are left out."""
     return (

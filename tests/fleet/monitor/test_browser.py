@@ -335,6 +335,8 @@ def test_print_has_all_rows_columns_and_charts(tmp_path, browse):
         "[...document.querySelectorAll('main > .grid .chart canvas')].map(c => c.offsetWidth)"
     )
     assert all(0 < width <= 703 for width in widths)
+    hints = "[...document.querySelectorAll('.hint')].map(each => each.offsetHeight)"
+    assert set(page.run(hints)) == {0}
     page.run("dispatchEvent(new Event('afterprint'))")
     assert page.run("document.querySelectorAll('.split').length") == 0
     assert not page.errors

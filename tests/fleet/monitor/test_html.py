@@ -1,14 +1,17 @@
 """Tests of the HTML report."""
 
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
+from fleet.monitor import html
 from fleet.monitor.html import render
 from fleet.monitor.html_parts import html_table
 from fleet.monitor.report import read_report
 from fleet.units import format_duration
 from tests.fleet.logs import LOG, as_text, epoch, write_sample_run
+from tests.fleet.monitor.test_search_summary import searched  # noqa: F401 (a fixture)
 
 
 @pytest.fixture
@@ -63,6 +66,23 @@ def test_open_page_reloads_until_run_has_ended(run):
     report = read_report(run)
     assert '<meta http-equiv="refresh" content="30">' in render(report, 30.0)
     assert '"refresh"' not in render(report)
+
+
+def test_bars_table_says_what_it_leaves_out(run, monkeypatch):
+    report = read_report(run)
+    assert "<summary>The bars as a table</summary>" in render(report)
+    monkeypatch.setattr(html, "_STINTS", 1)
+    bars = len(report.account.stints)
+    assert f"<summary>The first 1 of {bars} bars as a table</summary>" in render(report)
+
+
+def test_search_of_one_key_has_no_axes_to_drag_along(searched):  # noqa: F811
+    report = read_report(searched)
+    (search,) = report.searches
+    assert "Drag along an axis" in render(report)
+    space = dict([next(iter(search.space.items()))])
+    single = replace(report, searches=(replace(search, space=space),))
+    assert "Drag along an axis" not in render(single)
 
 
 def test_absurd_epoch_number_takes_no_time_or_memory(run):
