@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from tests.simulate import disk, mpi, stdlib
+from tests.simulate import disk, mpi, mutants, stdlib
 from tests.simulate.cases import Case, make_case
 
 _now = time.perf_counter
@@ -26,6 +26,7 @@ def _install() -> None:
     stdlib.install()
     mpi.install()
     disk.install()
+    mutants.install()
     from tests.simulate import product
 
     product.install()
@@ -44,6 +45,7 @@ def main() -> int:
     parser.add_argument("--at", type=float, metavar="T", help="stop at T s and show who waits")
     parser.add_argument("--trace", action="store_true", help="print each event")
     parser.add_argument("--shrink", action="store_true", help="find a smaller case that fails")
+    parser.add_argument("--first", action="store_true", help="end with the first failure")
     parser.add_argument(
         "--case", type=Path, action="append", help="a case that --shrink printed, instead of seeds"
     )
@@ -98,6 +100,8 @@ def _in_turn(arguments: argparse.Namespace, seeds: range) -> int:
                 _say(outcome.waiting)
                 _say(outcome.output[-60000:])
                 _say("\n".join(outcome.history[-80:]))
+            if arguments.first:
+                break
             if arguments.shrink:
                 _shrink(case, root, outcome.failure, arguments.found)
     seconds = _now() - began
