@@ -2,7 +2,7 @@
 
 A mutant is the program with one small change in one of the rooms, such as ``<`` for ``<=`` or no
 call of a function. The change is made when the module is imported. A mutant is detected if a seed
-fails, or does not end in time (mutation testing: R. DeMillo, R. Lipton and F. Sayward, "Hints on Test Data
+fails, or does not end in time (R. DeMillo, R. Lipton and F. Sayward, "Hints on Test Data
 Selection", 1978).
 """
 
