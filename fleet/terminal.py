@@ -42,12 +42,7 @@ def print_table(
     # Never fold a table in a batch log.
     width = _UNBOUNDED if screen is None else terminal_width(screen)
     visible, widths = fit_columns(headers, cells, width, optional)
-    table = Table(
-        title=title or None,
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        collapse_padding=True,
-    )
+    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True)
     for column in visible:
         numeric = all(
             isinstance(row[column], int | float) or row[column] in ("", None) for row in rows
@@ -67,6 +62,8 @@ def print_table(
         force_terminal=screen is not None,
         width=width,
     )
+    if title:
+        console.print(title, style="table.title")  # it may be longer than the table
     console.print(table)
     omitted = [header for column, header in enumerate(headers) if column not in visible]
     if omitted:

@@ -332,6 +332,7 @@ class Coordinator:
         self._check_lease()
         match effect:
             case e.SendMessage(rank, tag, message):
+                self.event_log.sync()
                 self.world.send(rank, tag, self.sharing.with_fence(message))
             case e.LogEvent(event, t_s):
                 self.results.on_event(event)

@@ -15,17 +15,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from fleet.domain.events import Event, LaunchEnded, LaunchStarted, event_from_json
+from fleet.domain.events import (
+    CommandReceived,
+    Event,
+    LaunchEnded,
+    LaunchStarted,
+    NetworkAdded,
+    event_from_json,
+)
 from fleet.domain.json_record import JsonRecord, to_json
 from fleet.domain.run import RunState
 from fleet.domain.timeline import LoggedEvent, merge_logs, replay_log
 from fleet.errors import ExitStatus
-from fleet.storage.files import storage_errors
+from fleet.storage.files import storage_errors, with_retries
 from fleet.storage.json_lines import add_line, open_lines, parse_json_object, read_lines
 from fleet.storage.paths import RunPaths
 from scheduler.base import is_number
 
 E = TypeVar("E", bound=JsonRecord)
+
+
+_UNDERIVABLE = (CommandReceived, NetworkAdded)
 
 
 class EventLog:
@@ -41,6 +51,7 @@ class EventLog:
         with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open_lines(path)
+        self._is_synced = True
         self._clock = clock
         self._start = clock()
 
@@ -56,6 +67,26 @@ class EventLog:
         """
         t_s = round(self.now() if t_s is None else t_s, 6)
         add_line(self._file, self._path, {"t_s": t_s, **to_json(event)})
+        self._is_synced = self._is_synced and not isinstance(event, _UNDERIVABLE)
+        if isinstance(event, CommandReceived):  # whose answer follows
+            self.sync()
+
+    def sync(self) -> None:
+        """Write events to the disk that later launches cannot derive from checkpoints.
+
+        Call it before such an event has consequences. If a crash lost the event that adds a
+        network, the next launch would take the network's checkpoint for that of another one.
+
+        Raises:
+            StorageError: the disk is full, ...
+        """
+        if not self._is_synced:
+            with_retries(self._sync)
+            self._is_synced = True
+
+    def _sync(self) -> None:
+        with storage_errors(self._path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the log."""

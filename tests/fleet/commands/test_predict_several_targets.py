@@ -32,6 +32,7 @@ def predictor():
     plain.sample = SampleSpec(ArraySpec((4,), "float32"), TARGET.outputs, target=TARGET)
     plain.weights = {"a": 1.0}
     plain.folds = {}
+    plain._columns = None
     return plain
 
 

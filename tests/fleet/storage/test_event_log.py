@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.domain.events import EpochEnded, LaunchEnded, RankDied, SampleSkipped
+from fleet.domain.events import (
+    CommandReceived,
+    EpochEnded,
+    LaunchEnded,
+    NetworkAdded,
+    RankDied,
+    SampleSkipped,
+)
 from fleet.errors import ExitStatus
 from fleet.storage import event_log
 from fleet.storage.event_log import (
@@ -165,3 +172,17 @@ def test_event_log_is_dated_by_the_file_system(path):
     log = EventLog(path)
     assert log.date() == os.stat(path).st_mtime
     log.close()
+
+
+def test_event_log_syncs_added_networks_before_their_consequences(path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("os.fsync", lambda file: synced.append(path.read_text()))
+    log = EventLog(path)
+    log.add(LOST)
+    log.sync()
+    assert synced == []  # later launches derive the others
+    log.add(NetworkAdded("net", "entry", 0, {}, (1, 1), 3))
+    log.add(CommandReceived("c", "stop", ("net",)))
+    log.sync()
+    log.close()
+    assert synced == [path.read_text()]
