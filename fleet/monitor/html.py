@@ -114,7 +114,7 @@ def render(report: RunReport, every_s: float | None = None, skip_slow: bool = Fa
         f"{_CROWD if is_crowded(account.stints) else ''}</p>",
         "<div id=timeline></div>",
         _stints(account),
-        f"<h2>{account.device} time</h2>",
+        f"<h2>{account.device[0].upper()}{account.device[1:]} time</h2>",
         _shares(account),
         html_note(report.cache_summary),
         html_note(report.input_summary),

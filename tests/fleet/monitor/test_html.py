@@ -68,6 +68,13 @@ def test_open_page_reloads_until_run_has_ended(run):
     assert '"refresh"' not in render(report)
 
 
+def test_titles_begin_with_capitals(run):
+    report = read_report(run)
+    assert "<h2>GPU time</h2>" in render(report)
+    cores = replace(report, account=replace(report.account, device="core"))
+    assert "<h2>Core time</h2>" in render(cores)
+
+
 def test_bars_table_says_what_it_leaves_out(run, monkeypatch):
     report = read_report(run)
     assert "<summary>The bars as a table</summary>" in render(report)
