@@ -26,6 +26,7 @@ def find_problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
         import tensorflow as tf
 
         import fleet.engines.keras.engine  # noqa: F401 - imports everything that a run imports
+        from fleet.engines.keras.devices import find_gpus
         from fleet.engines.keras.exchange import find_horovod
     except Exception as error:  # an incompatible library may raise anything
         return [
@@ -35,7 +36,7 @@ def find_problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
                 "TensorFlow module",
             )
         ]
-    visible = len(tf.config.list_physical_devices("GPU"))
+    visible = len(find_gpus())
     return list(problems_from(tf.__version__, visible, find_horovod()[1], gpus, exchange))
 
 

@@ -16,6 +16,7 @@ import fleet.engines.keras.settings  # noqa: F401 - registers settings of Keras
 from fleet.comm.protocols import Group
 from fleet.engines.base import EngineContext, count_threads, gpu_index
 from fleet.engines.custom import user_code_of, with_default_rate
+from fleet.engines.keras.devices import find_gpus
 from fleet.engines.keras.exchange import find_horovod, make_exchange
 from fleet.engines.keras.gradients import keep_gradients_with_graphs
 from fleet.engines.keras.graphs import StepGraphs
@@ -38,7 +39,6 @@ from fleet.engines.keras.variables import NetworkVariables
 from fleet.engines.own_step import measures_of
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
-from launch.library_messages import logged_messages
 from preprocess.user_code import UserCode, running_user_code
 
 log = logging.getLogger("fleet.engines.keras.engine")
@@ -234,8 +234,7 @@ def configure_device(setup: EngineContext) -> None:
     """
     if setup.deterministic:
         tf.config.experimental.enable_op_determinism()
-    with logged_messages():
-        gpus = tf.config.list_physical_devices("GPU")
+    gpus = find_gpus()
     if not gpus:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
         if "TF_NUM_INTRAOP_THREADS" not in os.environ:

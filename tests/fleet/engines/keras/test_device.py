@@ -1,5 +1,7 @@
 """A trainer uses one GPU, or a share of the cores."""
 
+import os
+
 import pytest
 
 from fleet.engines.base import EngineContext, Slot
@@ -41,6 +43,19 @@ class FakeGpus:
             "set_logical_device_configuration",
             lambda gpu, parts: self.limits.append((gpu, *(part.memory_limit for part in parts))),
         )
+
+
+def test_find_gpus_logs_messages_of_the_driver(monkeypatch, capfd, caplog):
+    from fleet.engines.keras import devices
+
+    def find(kind):
+        os.write(2, b"E0000 00:00:1795974231.753164 919 cuda.cc:52] failed call to cuInit\n")
+        return []
+
+    monkeypatch.setattr(devices.tf.config, "list_physical_devices", find)
+    assert devices.find_gpus() == []
+    assert capfd.readouterr().err == ""
+    assert caplog.messages == ["failed call to cuInit"]
 
 
 @pytest.mark.parametrize(

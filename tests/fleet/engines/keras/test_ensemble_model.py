@@ -51,6 +51,18 @@ def exported(folder, kind, **train):
     return files, images, outputs
 
 
+def test_models_are_loaded_after_gpus_were_sought(monkeypatch, tmp_path):
+    import keras
+
+    from fleet.engines.keras import ensemble_model
+
+    calls = []
+    monkeypatch.setattr(ensemble_model, "find_gpus", lambda: calls.append("find"))
+    monkeypatch.setattr(keras.saving, "load_model", lambda file: calls.append("load"))
+    ensemble_model._load(tmp_path / "best.keras")
+    assert calls == ["find", "load"]
+
+
 def test_ensemble_model_joins_sequential_models(tmp_path):
     import keras
 
