@@ -21,6 +21,7 @@ from fleet.domain.events import (
     LaunchEnded,
     LaunchStarted,
     NetworkAdded,
+    RankDied,
     event_from_json,
 )
 from fleet.domain.json_record import JsonRecord, to_json
@@ -289,7 +290,9 @@ def first_line(path: Path) -> bytes:
 def launch_status(status: int, path: Path, before: tuple[int, int]) -> int:
     """Return the exit status of a launch: from its log, or that it ended abnormally.
 
-    The launcher's status does not suffice: Open MPI's mpirun ends with 0 when it loses a node.
+    The launcher's status does not suffice: Open MPI's mpirun ends with 0 when it loses a node, and
+    with another status when the other ranks have survived the death of one. Nor does the log: rank
+    0 may crash after its last event, while it writes the results.
 
     Args:
         status: status of the launcher.
@@ -303,6 +306,9 @@ def launch_status(status: int, path: Path, before: tuple[int, int]) -> int:
     else:
         new = list(read_events(path, before[1] if after[1] > before[1] else 0))
     if new and isinstance(last := new[-1].event, LaunchEnded):
+        has_crashed = last.status != ExitStatus.RESUMABLE and status not in (0, last.status)
+        if has_crashed and not any(isinstance(logged.event, RankDied) for logged in new):
+            return status
         return last.status
     claimed = (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
     if status in claimed:

@@ -127,6 +127,25 @@ def test_launch_status_from_log_or_abnormal_end(path):
     assert launch_status(0, path, log_position(path)) == ExitStatus.INFRASTRUCTURE
 
 
+@pytest.mark.parametrize(
+    ("launcher", "events", "status"),
+    [
+        (0, [LaunchEnded(0)], 0),
+        (1, [LaunchEnded(0)], 1),
+        (139, [LaunchEnded(3)], 139),
+        (3, [LaunchEnded(3)], 3),
+        (0, [LaunchEnded(3)], 3),
+        (143, [LaunchEnded(75)], 75),  # all is saved
+        (137, [LOST, LaunchEnded(0)], 0),  # the others have survived
+    ],
+)
+def test_launch_status_after_the_last_event(path, launcher, events, status):
+    write_log(path, LOST, LaunchEnded(0))
+    before = log_position(path)
+    write_log(path, *events)
+    assert launch_status(launcher, path, before) == status
+
+
 def test_event_log_writes_nan_as_null(path):
     event = EpochEnded("a", record(1, val_loss=math.nan, val_accuracy=math.inf))
     write_log(path, event)
