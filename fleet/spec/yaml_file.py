@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -75,6 +76,7 @@ for _class in (_Loader, _Dumper):
 # accident.
 _MAX_YAML_NODES = 100_000  # after aliases are expanded
 _MAX_YAML_DEPTH = 50
+_MAX_FILES = 3  # that a message names
 # Characters: longer than any path, and Python does not write integers of more than 4300 digits.
 _MAX_YAML_TEXT = 3000
 _YAML_TYPES = {
@@ -103,9 +105,7 @@ def read_yaml(
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise _refused(
-            str(path), None, f"cannot be read: {error.strerror}", "an existing YAML file"
-        ) from None
+        raise _unreadable(path, error) from None
     except UnicodeDecodeError:
         raise _refused(str(path), None, "is not UTF-8 text", "a YAML file") from None
     file = str(path)
@@ -141,6 +141,32 @@ def read_yaml(
 def _refused(file: str, line: int | None, wrong: str, right: str) -> SpecError:
     """Return an error about a file as a whole."""
     return SpecError([SpecMistake(file, line, "", wrong, right)])
+
+
+def _unreadable(path: Path, error: OSError) -> SpecError:
+    """Return an error about a file that cannot be opened; it names files that may be meant."""
+    if isinstance(error, FileNotFoundError):
+        wrong = "does not exist"
+        by_stem = {file.stem: file for file in _yaml_files(path.parent)}
+        files = [by_stem[stem] for stem in difflib.get_close_matches(path.stem, by_stem)]
+    elif isinstance(error, IsADirectoryError):
+        wrong = "is a folder"
+        files = _yaml_files(path)[:_MAX_FILES]
+    else:
+        wrong = f"cannot be read: {error.strerror}"
+        files = []
+    right = "give the path of a YAML file"
+    if files:
+        right = f"did you mean {' or '.join(map(str, files))}?"
+    return _refused(str(path), None, wrong, right)
+
+
+def _yaml_files(folder: Path) -> list[Path]:
+    """Return the YAML files in a folder; none if it cannot be read."""
+    try:
+        return sorted(file for file in folder.iterdir() if file.suffix in (".yaml", ".yml"))
+    except OSError:
+        return []
 
 
 def _no_yaml(file: str, error: Exception) -> SpecError:
