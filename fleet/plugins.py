@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fleet.errors import UserError
+from fleet.vocabulary.foreign_names import did_you_mean_name
 from launch.errors import InputError
 from preprocess.import_path import import_object
 from preprocess.user_code import UserCode
@@ -36,7 +37,7 @@ def load_object(path: str, role: str, load: Callable[..., Any] | None = None) ->
         raise UserError(str(error)) from error
 
 
-def load_named(name: str, kind: str, names: Iterable[str], role: str) -> Any:
+def load_named(name: str, kind: str, names: Collection[str], role: str) -> Any:
     """Load a user-defined object by the import path that a user gave instead of a built-in name.
 
     Args:
@@ -50,8 +51,8 @@ def load_named(name: str, kind: str, names: Iterable[str], role: str) -> Any:
     """
     if ":" not in name:
         raise UserError(
-            f"no {kind} is named {name!r}; use one of {', '.join(names)}, or an import path "
-            f"module:{role}"
+            f"no {kind} is named {name!r}{did_you_mean_name(name, names)}; use one of "
+            f"{', '.join(names)}, or an import path module:{role}"
         )
     return load_object(name, role)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_MIN_LETTERS = 3  # of a name within a longer word
+
 
 def encode_name(text: str) -> bytes:
     """Encode a name as the file system does, whatever bytes it holds."""
@@ -55,14 +57,23 @@ def in_one_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
+def _names_within(word: str, names: Iterable[str]) -> list[str]:
+    """Return the longest name with which a word begins or ends, as in ``tpesampler``."""
+    within = [name for name in names if word.startswith(name) or word.endswith(name)]
+    return [name for name in [max(within, key=len, default="")] if len(name) >= _MIN_LETTERS]
+
+
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """Return a hint at the names that are close to a word, in any case; empty without any.
 
     >>> did_you_mean("resnt", ["ResNet", "cnn"]), did_you_mean("vgg", ["ResNet", "cnn"])
     (' (did you mean ResNet?)', '')
+    >>> did_you_mean("TPESampler", ["random", "tpe"])
+    ' (did you mean tpe?)'
     """
     by_lower = {name.lower(): name for name in names}
-    close = difflib.get_close_matches(word.lower(), by_lower, n=3)
+    word = word.lower()
+    close = difflib.get_close_matches(word, by_lower, n=3) or _names_within(word, by_lower)
     if close:
         return f" (did you mean {', '.join(by_lower[name] for name in close)}?)"
     return ""

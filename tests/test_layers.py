@@ -129,7 +129,7 @@ MAY_IMPORT = {
     "fleet.units": "scheduler.base scheduler.ensemble",
     "fleet.terminal": "fleet.errors fleet.units",
     "fleet.arguments": "fleet.errors fleet.units launch",
-    "fleet.plugins": "fleet.errors preprocess scheduler.base scheduler.ensemble",
+    "fleet.plugins": "fleet.errors fleet.vocabulary preprocess scheduler.base scheduler.ensemble",
     "fleet.vocabulary": "",
     "fleet.spec": _BELOW_SPEC,
     "fleet.domain": _SPEC,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from fleet.control.launch_state import LaunchState
 from fleet.domain.events import RunWarned
@@ -51,9 +51,9 @@ class ChanceWarning:
         if warning not in self._launch.run.warnings:
             self._launch.outbox.log(RunWarned(warning))
 
-    def _has_trained_enough(self, name: str, history: Iterable[EpochRecord]) -> bool:
+    def _has_trained_enough(self, name: str, history: Sequence[EpochRecord]) -> bool:
         networks = self._launch.networks
         max_epochs = networks.specs[name].train.stopping.max_epochs
-        if len(tuple(history)) >= max(_MIN_EPOCHS, -(-max_epochs // 3)):
+        if len(history) >= max(_MIN_EPOCHS, -(-max_epochs // 3)):
             return True
         return networks.is_over(name) and max_epochs >= _MIN_EPOCHS

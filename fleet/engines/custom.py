@@ -21,6 +21,7 @@ from fleet.errors import ModelError, SettingError, UserError, exit_reason
 from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Optimizer, Train
 from fleet.spec.by_target import list_losses, list_metrics
+from fleet.spec.meant_keys import hint_at_key
 from fleet.spec.measures import name_of, parameters_of
 from fleet.spec.model import (
     Architecture,
@@ -266,8 +267,10 @@ def build_custom_model(
     try:
         inspect.signature(function).bind(**keywords)
     except (TypeError, ValueError) as error:  # wrong arguments, or a builtin without a signature
+        unknown = next((word for word in architecture.args if repr(word) in str(error)), "")
         raise UserError(
             f"{name} does not accept the arguments {', '.join(keywords)}: {error}"
+            f"{hint_at_key(unknown) if unknown else ''}"
         ) from error
     try:
         with UserCode().running():

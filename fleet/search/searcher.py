@@ -15,7 +15,7 @@ from fleet.spec.drawing import members
 from fleet.spec.enumeration import combinations, endless_name
 from fleet.spec.model import one_line
 from fleet.spec.search import OPTUNA_SAMPLERS, Mode
-from launch.errors import did_you_mean
+from fleet.vocabulary.foreign_names import did_you_mean_name
 from preprocess.user_code import UserCode, seed_generators
 
 
@@ -220,8 +220,8 @@ def make_searcher(
     if ask not in SEARCHERS and ask not in OPTUNA_SAMPLERS and ":" not in ask:
         names = [*SEARCHERS, *OPTUNA_SAMPLERS]
         raise UserError(
-            f"no sampler is named {ask!r}{did_you_mean(ask, names)}; use {', '.join(names)}, or an "
-            "import path module:Class"
+            f"no sampler is named {ask!r}{did_you_mean_name(ask, names)}; use "
+            f"{', '.join(names)}, or an import path module:Class"
         )
     if ask in SEARCHERS:
         return _construct(ask, SEARCHERS[ask], space, seed, mode, options)

@@ -26,6 +26,7 @@ from fleet.spec.search import (
     find_wrong_options,
 )
 from fleet.spec.space import contradictions, holds
+from fleet.vocabulary.foreign_names import did_you_mean_name
 from launch.errors import InputError, did_you_mean
 from preprocess.source import SOURCES
 from preprocess.transforms import parse_transforms
@@ -49,7 +50,7 @@ def find_document_problems(document: Document, content: Mapping[str, Any]) -> It
     if source not in SOURCES and ":" not in source:
         yield (
             ("data", "source"),
-            f"unknown source {source!r}",
+            f"unknown source {source!r}{did_you_mean_name(source, SOURCES)}",
             f"it should be one of {', '.join(SOURCES)}, or an import path module:function",
         )
     yield from _augmentation_problems(document)

@@ -193,6 +193,16 @@ def find_meant_key(
     return text, is_certain
 
 
+def hint_at_key(word: str) -> str:
+    """Return a hint at the key that is meant by an argument that a network does not take.
+
+    >>> hint_at_key("lr")
+    ' (did you mean train.optimizer.learning_rate?)'
+    """
+    key, is_certain = find_meant_key(word, (), None, {}, in_document=False)
+    return f" (did you mean {key}?)" if is_certain else ""
+
+
 def _plain(word: str) -> str:
     """Return a word without what is written differently: ``batchSize`` is like ``batch_size``."""
     return word.lower().replace("_", "").replace("-", "")

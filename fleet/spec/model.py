@@ -31,6 +31,7 @@ from fleet.errors import FleetError, UserError
 from fleet.plugins import load_object
 from fleet.spec.engines import EngineInfo
 from fleet.spec.section import section
+from fleet.vocabulary.foreign_names import did_you_mean_name
 from launch.errors import did_you_mean, pluralize
 from preprocess.import_path import import_function
 from preprocess.user_code import UserCode
@@ -227,7 +228,8 @@ def check_target(target: str, applications: str = APPLICATIONS) -> None:
         else:
             problem = f"{target!r} is not a family"
         raise UserError(
-            f"{problem}{did_you_mean(target, [*FAMILIES, *names])}; families: {', '.join(FAMILIES)}"
+            f"{problem}{did_you_mean_name(target, [*FAMILIES, *names])}; "
+            f"families: {', '.join(FAMILIES)}"
         )
 
 

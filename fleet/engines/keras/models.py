@@ -35,6 +35,7 @@ from fleet.engines.keras.named_parts import outputs_by_target
 from fleet.engines.keras.outputs import joined_outputs
 from fleet.errors import ModelError, NetworkWarning, UserError
 from fleet.spec.layers import Layer, layers_of
+from fleet.spec.meant_keys import hint_at_key
 from fleet.spec.measures import Measure
 from fleet.spec.model import Architecture, InputShape, check_target, one_line, wrapping_errors
 from preprocess.record_target import RecordTarget, record_of
@@ -306,8 +307,8 @@ def _check_application_args(model: Architecture, function: Callable[..., Any]) -
             )
         if name not in allowed:
             raise UserError(
-                f"keras.applications.{model.target} has no argument {name!r}; its arguments are "
-                f"{', '.join(allowed)}"
+                f"keras.applications.{model.target} has no argument {name!r}{hint_at_key(name)}; "
+                f"its arguments are {', '.join(allowed)}"
             )
 
 

@@ -5,7 +5,7 @@ import yaml
 
 from fleet.errors import SpecError
 from fleet.spec import load, parse
-from fleet.spec.meant_keys import _WORDS, _keys_by_name, _plain
+from fleet.spec.meant_keys import _WORDS, _keys_by_name, _plain, hint_at_key
 from fleet.spec.old_keys import SHORT_KEYS
 
 LEARNING_RATE = "train.optimizer.learning_rate"
@@ -131,6 +131,11 @@ def test_certain_answer_does_not_list_all_keys():
     rights = [mistake.right for mistake in refusal.value.mistakes]
     assert rights[0] == f"did you mean {LEARNING_RATE}?"
     assert rights[1].startswith("did you mean train.xla? valid keys: ")
+
+
+def test_hint_at_the_key_meant_by_an_argument():
+    assert hint_at_key("lr") == f" (did you mean {LEARNING_RATE}?)"
+    assert hint_at_key("filters_of_mine") == ""
 
 
 def test_answer_has_file_and_line(tmp_path):

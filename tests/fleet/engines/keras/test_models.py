@@ -264,6 +264,7 @@ def test_applications_do_not_scale_pixels_by_default(build):
         ("ResNet5", {}, "did you mean ResNet50"),
         ("resnet50", {}, "did you mean ResNet50"),
         ("MobileNet", {"alhpa": 0.5}, "has no argument 'alhpa'; its arguments are alpha"),
+        ("MobileNet", {"lr": 0.5}, "'lr' (did you mean train.optimizer.learning_rate?)"),
         ("MobileNet", {"weights": "imagenet"}, "FLEET sets weights from the spec"),
         ("Xception", {}, "Xception on images of 32x32x3: ValueError: Input size must be at least"),
         ("densenet", {"blocks": [1] * 7}, "needs at least 64x64 pixels, not 32x32"),
