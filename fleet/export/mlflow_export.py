@@ -88,8 +88,7 @@ class _Store:
             status = "RUNNING"
         else:
             status = "SCHEDULED"
-        best = next((network for network in run.networks if network.name == run.best), None)
-        drawn = {} if best is None else best.drawn
+        drawn = {} if run.best_network is None else run.best_network.drawn
         tags = {
             "fleet.networks": str(len(run.networks)),
             **{f"fleet.{name}": str(value) for name, value in run.facts.items()},

@@ -189,10 +189,15 @@ class TrackedRun:
         return all(network.is_over for network in self.networks)
 
     @property
+    def best_network(self) -> TrackedNetwork | None:
+        """The best network; None if there is none."""
+        return next((network for network in self.networks if network.name == self.best), None)
+
+    @property
     def numbers(self) -> dict[str, float]:
         """Its numbers: the values of the best network at its best epoch, and counts of networks."""
         counts = Counter(network.status for network in self.networks)
-        best = next((network for network in self.networks if network.name == self.best), None)
+        best = self.best_network
         return {
             "networks": len(self.networks),
             **{f"networks_{status}": counts[status] for status in _ENDS},

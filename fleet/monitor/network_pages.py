@@ -53,7 +53,7 @@ def make_network_pages(
 
 def _settings(report: RunReport, row: NetworkResult) -> dict[str, str]:
     """Return all settings of a network as text; what was drawn without a spec."""
-    network = None if report.spec is None else report.spec.by_name.get(row.name)
+    network = report.spec_of(row.name)
     values = row.drawn if network is None else hyperparameters_of(network)
     return {name: format_setting(value) for name, value in values.items() if value is not None}
 
@@ -71,7 +71,7 @@ def _common(settings: list[dict[str, str]]) -> dict[str, str]:
 
 
 def _evaluations(report: RunReport, row: NetworkResult) -> list[dict[str, Any]]:
-    network = None if report.spec is None else report.spec.by_name.get(row.name)
+    network = report.spec_of(row.name)
     if network is None or report.paths is None or network.pipeline not in report.samples:
         return []
     return read_evaluations(report.paths, row.name, report.samples[network.pipeline].target)

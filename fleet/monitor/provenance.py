@@ -83,7 +83,7 @@ def _reached(row: NetworkResult, column: str) -> str:
 
 def _monitor(report: RunReport, row: NetworkResult) -> str:
     """Return the column by which a network is judged."""
-    network = None if report.spec is None else report.spec.by_name.get(row.name)
+    network = report.spec_of(row.name)
     if network is not None:
         return network.train.stopping.metric
     return "val_loss" if math.isnan(row.val_accuracy) else "val_accuracy"
@@ -93,7 +93,7 @@ def _winning_settings(report: RunReport, row: NetworkResult) -> Mapping[str, Any
     """Return what was drawn for a network; of one without, what it is and how it learns."""
     if row.drawn:
         return row.drawn
-    network = None if report.spec is None else report.spec.by_name.get(row.name)
+    network = report.spec_of(row.name)
     if network is None:
         return {}
     settings = hyperparameters_of(network)

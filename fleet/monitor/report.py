@@ -25,7 +25,7 @@ from fleet.monitor.search_summary import (
     make_search_reports,
 )
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
-from fleet.spec import Spec
+from fleet.spec import NetworkSpec, Spec
 from fleet.spec.model import one_line
 from fleet.storage import leaderboard
 from fleet.storage import results as table
@@ -146,6 +146,10 @@ class RunReport:
             "finished": sum(row.status is table.Status.FINISHED for row in networks),
             "failed": sum(row.status is table.Status.FAILED for row in networks),
         }
+
+    def spec_of(self, network: str) -> NetworkSpec | None:
+        """Return the spec of a network; None if it cannot be read, or of a mean of networks."""
+        return None if self.spec is None else self.spec.by_name.get(network)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report without charts, as a dictionary for JSON."""
