@@ -193,7 +193,7 @@ def test_event_log_is_dated_by_the_file_system(path):
     log.close()
 
 
-def test_event_log_syncs_added_networks_before_their_consequences(path, monkeypatch):
+def test_event_log_syncs_added_networks_before_what_follows(path, monkeypatch):
     synced = []
     monkeypatch.setattr("os.fsync", lambda file: synced.append(path.read_text()))
     log = EventLog(path)
