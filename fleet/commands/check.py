@@ -31,6 +31,7 @@ from fleet.runtime.searchers import start_searches
 from fleet.runtime.startup.caching import HostResources, choose_cache
 from fleet.runtime.startup.data import (
     Inputs,
+    describe_standardizing,
     open_inputs,
     resolve_with_data,
 )
@@ -348,6 +349,9 @@ def _print(path: str, result: _CheckResult) -> None:
     _print_classes(data)
     if result.cache is not None:
         print(result.cache.summary)
+    standardizing = describe_standardizing(result.spec, result.opened)
+    if standardizing:
+        print(standardizing)
     rows = list(_rows(result.spec, result))
     device = "GPU" if result.spec.engine.uses_gpus else "device"
     print_table(

@@ -192,7 +192,6 @@ def open_inputs(
                 probes["train"].remark,
                 input_pipelines.describe_sharing(spec, pipelines),
                 _describe_channels(samples),
-                _describe_standardizing(spec, transforms_by_key),
                 input_pipelines.describe_device_transforms(spec, transforms_by_key),
             ),
         )
@@ -303,12 +302,12 @@ def _describe_channels(samples: Mapping[str, SampleSpec]) -> str:
     return ""
 
 
-def _describe_standardizing(spec: Spec, transforms_by_key: Mapping[str, AnyTransforms]) -> str:
+def describe_standardizing(spec: Spec, inputs: Inputs) -> str:
     """Describe the data that inputs are standardized by; empty if they are not."""
     scales = [
         split_scale(items)[1]
-        for transforms in transforms_by_key.values()
-        for items in lists_of(transforms)
+        for pipeline in inputs.by_pipeline.values()
+        for items in lists_of(pipeline.transforms)
     ]
     words = dict.fromkeys(scale.written for scale in scales if isinstance(scale, Standardize))
     if not words:
@@ -319,8 +318,8 @@ def _describe_standardizing(spec: Spec, transforms_by_key: Mapping[str, AnyTrans
         samples = "the training samples"
     verb = "uses" if len(words) == 1 else "use"
     return (
-        f"data: {' and '.join(words)} {verb} means and deviations of {samples}, computed before "
-        "training; they are exported with the networks"
+        f"{' and '.join(words)} {verb} means and deviations of {samples}, computed before training "
+        "and exported with the networks"
     )
 
 

@@ -118,6 +118,14 @@ def test_check_lists_the_ends_of_many_classes(check, folder):
     assert names == [*"01234", "45", "46", "47", "48", "49"]
 
 
+def test_check_says_what_standardizes_inputs_in_no_warning(check, folder):
+    np.savez(folder / "rows.npz", x=np.eye(20, 3, dtype=np.float32), y=np.arange(20) % 2)
+    data = {"source": "npz", "path": "rows.npz", "transforms": ["standardize"]}
+    status, printed, _ = check({"family": "softmax"}, options=["--quick"], data=data)
+    assert (status, printed.err) == (0, "")
+    assert "standardize uses means and deviations of the training samples" in printed.out
+
+
 def test_check_prints_warnings_and_passes(check, folder):
     np.savez(folder / "raw.npz", x=np.full((20, 4, 4, 1), 200, np.uint8), y=np.arange(20) % 2)
     data = {"source": "npz", "path": "raw.npz", "transforms": []}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fleet.errors import ExitStatus
-from fleet.runtime.startup.data import open_inputs, standardize
+from fleet.runtime.startup.data import describe_standardizing, open_inputs, standardize
 from fleet.spec import load
 from fleet.storage.checkpoint import find_newest
 from tests.fleet.runtime.runs import launch, launch_in_parts
@@ -68,10 +68,20 @@ def test_standardize_trains_on_any_column_scale(tmp_path):
         results.append(history(prepared))
     assert results[0][-1][1] < 0.01
     assert all(single == results[0] for single in results)
-    assert (
-        "standardize uses means and deviations of the training samples"
-        in prepared.inputs.data.remark
+
+
+@pytest.mark.parametrize(
+    ("options", "samples"),
+    [({}, "the training samples"), ({"folds": 3}, "each fold's training samples")],
+)
+def test_description_says_which_samples_are_measured(tmp_path, options, samples):
+    spec = load(write(tmp_path, **options))
+    inputs = open_inputs(spec)
+    assert describe_standardizing(spec, inputs) == (
+        f"standardize uses means and deviations of {samples}, computed before training and "
+        "exported with the networks"
     )
+    assert inputs.data.remark == ""
 
 
 def images(folder, scale):
@@ -167,4 +177,3 @@ def test_standardize_values_hold_for_added_data_only(tmp_path):
 def test_standardize_computes_nothing_while_data_is_opened(tmp_path):
     opened = open_inputs(load(write(tmp_path, folds=2)))
     assert opened.sample.affine.mean == 0
-    assert "each fold's training samples" in opened.data.remark
