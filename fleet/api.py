@@ -1,6 +1,6 @@
 """The Python API: build a spec in code, write it as YAML, run it, read the results.
 
-::
+For example::
 
     from fleet.api import *
 

@@ -98,4 +98,7 @@ def _sentence(text: str) -> str:
 
 
 def _clipped(line: str) -> str:
-    return line if len(line) <= _WIDTH else line[: _WIDTH - 3].rstrip() + "..."
+    """Return as many whole words of a line as fit."""
+    if len(line) <= _WIDTH:
+        return line
+    return line[: _WIDTH - 3].rpartition(" ")[0].rstrip(" ,;:") + " ..."

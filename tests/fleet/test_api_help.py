@@ -3,6 +3,7 @@
 import copy
 import pickle
 import pydoc
+import re
 
 import pytest
 
@@ -27,6 +28,7 @@ def test_help_of_the_api_fits_two_screens():
     text = shown_help(api)
     assert len(text.splitlines()) <= 100
     assert max(map(len, text.splitlines())) <= 100
+    assert not any(re.search(r"\w\.\.\.$", line) for line in text.splitlines())
     for name in ("Search", "Prune", "Range", "Target"):
         for key, meaning in key_texts(getattr(api, name)).items():
             assert f"{key}: {meaning.partition('.')[0][:30]}" in text
