@@ -168,6 +168,10 @@ def provenance(report: RunReport) -> list[str]:
         ("written", _written() if report.paths else ""),
     ]
     spec = _spec_text(report)
+    if report.spec_problem:
+        problem = f"the pages of networks lack settings and predictions: {report.spec_problem}"
+    else:
+        problem = ""
     return [
         "<h2>Where this run comes from</h2>",
         html_facts(facts),
@@ -177,6 +181,7 @@ def provenance(report: RunReport) -> list[str]:
             if len(launches) > _LAUNCHES
             else ""
         ),
+        html_note(problem),
         html_details("The spec", f"<pre>{escape(spec)}</pre>") if spec else "",
     ]
 

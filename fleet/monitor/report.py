@@ -62,6 +62,7 @@ class RunReport:
         paths: paths of the run; None for an earlier time, of which the files are not.
         spec: its spec, with added networks and defaults that follow from the data; None if it
             cannot be read, for example because a module is missing.
+        spec_problem: why the spec cannot be read; empty if it can.
         samples: the sample of each input pipeline; empty if none was stored.
         is_live: whether a launch is working on the run.
     """
@@ -77,6 +78,7 @@ class RunReport:
     data_now: tuple[str, ...] = ()
     paths: RunPaths | None = None
     spec: Spec | None = None
+    spec_problem: str = ""
     samples: Mapping[str, SampleSpec] = field(default_factory=dict)
     is_live: bool = False
 
@@ -299,12 +301,14 @@ def _report(
     samples: Mapping[str, SampleSpec] = MappingProxyType({}),
 ) -> RunReport:
     has_search = bool(run.searches or run.added)
+    problem = ""
     if spec is None:
         try:
             spec, samples = resolve_spec(paths, load_run_spec(paths), run)
-        except UserError:
+        except UserError as error:
             if has_search:
                 raise
+            problem = one_line(error)
     searches: tuple[SearchReport, ...] = ()
     if spec is not None and has_search:
         searches = make_search_reports(spec, run, rows)
@@ -318,5 +322,6 @@ def _report(
         make_rung_reports(run, rows),
         paths=paths,
         spec=spec,
+        spec_problem=problem,
         samples=samples,
     )

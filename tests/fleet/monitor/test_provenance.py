@@ -66,6 +66,13 @@ def test_report_without_epochs_has_no_best_network(run):
     assert "Where this run comes from" in render(report)
 
 
+def test_report_says_why_the_spec_cannot_be_read(run):
+    run.spec.write_text("name: [\n")
+    text = "".join(provenance(read_report(run)))
+    assert "The pages of networks lack settings and predictions: " in text
+    assert "spec.yaml:2: is not YAML" in text
+
+
 def test_report_says_where_the_run_comes_from(run):
     origin = ev.LaunchOrigin("node<7>", "0.3.0", "mpirun -n 3 python -m fleet.run a&b.yaml")
     start = replace(START, date=1.7e9, origin=origin)
