@@ -308,7 +308,7 @@ def _report(
         except UserError as error:
             if has_search:
                 raise
-            problem = one_line(error)
+            problem = str(error)
     searches: tuple[SearchReport, ...] = ()
     if spec is not None and has_search:
         searches = make_search_reports(spec, run, rows)

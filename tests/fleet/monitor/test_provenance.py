@@ -69,7 +69,7 @@ def test_report_without_epochs_has_no_best_network(run):
 def test_report_says_why_the_spec_cannot_be_read(run):
     run.spec.write_text("name: [\n")
     text = "".join(provenance(read_report(run)))
-    assert "The pages of networks lack settings and predictions: " in text
+    assert "The pages of networks lack settings and predictions: 1 mistake in" in text
     assert "spec.yaml:2: is not YAML" in text
 
 
