@@ -46,7 +46,7 @@ from launch.binding import (
     ranks_per_core,
 )
 from launch.devices import gpus_per_node, visible_gpus
-from launch.environment import is_first, launched_ranks, local_rank
+from launch.environment import ends_with_any_rank, is_first, launched_ranks, local_rank
 from launch.errors import InputError
 from launch.memory import free_shared_memory
 from launch.processes import end_children
@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print_any_name()
     try:
         request = parse_arguments(argv)
-        if is_first(os.environ):
+        if is_first(os.environ) and ends_with_any_rank(os.environ):
             load(request.spec)  # reports mistakes before MPI starts and libraries are imported
     except UserError as error:
         if is_first(os.environ):

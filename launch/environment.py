@@ -23,15 +23,17 @@ class Launcher:
     local_rank: str
 
 
+_OPEN_MPI = Launcher(
+    "mpirun of Open MPI",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+)
+
 # The order matters: mpirun starts its daemons by srun, whose variables remain in the environment of
 # the ranks.
 LAUNCHERS = (
-    Launcher(
-        "mpirun of Open MPI",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-    ),
+    _OPEN_MPI,
     Launcher("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK"),
     Launcher("mpiexec of PALS", "PALS_SIZE", "PALS_RANKID", "PALS_LOCAL_RANKID"),
     Launcher(
@@ -89,6 +91,24 @@ def local_rank(environment: Mapping[str, str]) -> int | None:
     """
     ranks = (_number(environment, launcher.local_rank) for launcher in LAUNCHERS)
     return next((rank for rank in ranks if rank is not None), None)
+
+
+def is_fault_tolerant(environment: Mapping[str, str]) -> bool:
+    """Return True if Open MPI's mpirun lets ranks go on when others end: ``--with-ft ulfm``."""
+    return environment.get("OMPI_MCA_mpi_ft_enable", "").lower() in ("1", "true")
+
+
+def ends_with_any_rank(environment: Mapping[str, str]) -> bool:
+    """Return True if a launch surely ends when a rank ends with an error before MPI starts.
+
+    Other launchers, such as srun, may let the other ranks wait for it without end.
+
+    >>> mpirun = {"OMPI_COMM_WORLD_SIZE": "8"}
+    >>> ends_with_any_rank(mpirun), ends_with_any_rank({**mpirun, "OMPI_MCA_mpi_ft_enable": "1"})
+    (True, False)
+    """
+    launcher = find_launcher(environment)
+    return launcher is None or (launcher is _OPEN_MPI and not is_fault_tolerant(environment))
 
 
 def _number(environment: Mapping[str, str], variable: str) -> int | None:

@@ -123,6 +123,13 @@ def test_survival_only_the_failed_network_falls_back(launch, tmp_path, deaths):
     check(launch, run, content)
 
 
+def test_mistake_ends_a_launch_that_outlives_its_ranks(launch, tmp_path):
+    content = spec(tmp_path, [{"family": "softmx"}])
+    run = launch(3, content, survive=True, timeout=60)
+    assert run.status == 2, run.output
+    assert run.output.count("did you mean softmax?") == 1
+
+
 @pytest.mark.long
 def test_survival_of_several_deaths_in_sequence(launch, tmp_path):
     deaths = {"2": (STEP, 20), "3": (STEP, 60), "4": ("runtime.training.trainer:Trainer.run", 1)}
