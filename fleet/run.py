@@ -6,11 +6,20 @@ both; then each rank starts its role.
 
 from __future__ import annotations
 
+import os
+import time
+
+from launch.environment import has_core
+
+if __name__ == "__main__" and not has_core(os.environ, os.cpu_count() or 1):
+    # Rank 0 reads the spec before MPI starts. If there are fewer cores than ranks, importing the
+    # modules below on all ranks at once would double the time until it reports a mistake.
+    time.sleep(0.5)
+
 import argparse
 import atexit
 import logging
 import logging.handlers
-import os
 import re
 import socket
 import sys

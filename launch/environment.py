@@ -111,6 +111,18 @@ def ends_with_any_rank(environment: Mapping[str, str]) -> bool:
     return launcher is None or (launcher is _OPEN_MPI and not is_fault_tolerant(environment))
 
 
+def has_core(environment: Mapping[str, str], cores: int) -> bool:
+    """Return True if a rank is among the first of its node, as many as there are cores.
+
+    Args:
+        cores: number of cores of the node.
+
+    >>> has_core({"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, cores=2), has_core({}, cores=2)
+    (False, True)
+    """
+    return (local_rank(environment) or 0) < cores
+
+
 def _number(environment: Mapping[str, str], variable: str) -> int | None:
     value = environment.get(variable, "")
     if value.isascii() and value.isdecimal():
