@@ -70,10 +70,11 @@ def _wrong_and_right(
     owner = _section_at(root, path[:-1], content)
     if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         word = str(path[-1])
+        siblings = content
         for step in path[:-1]:
-            content = content[step]
+            siblings = siblings[step]
         meant, is_certain = find_meant_key(
-            word, (*prefix, *path[:-1]), owner, content, root is Document
+            word, (*prefix, *path[:-1]), owner, siblings, root is Document
         )
         hint = f"did you mean {meant}? " if meant else ""
         return f"unknown key {word!r}", (hint if is_certain else hint + _valid_keys(owner)).strip()
@@ -82,8 +83,12 @@ def _wrong_and_right(
     message = item["msg"].removeprefix("Value error, ")
     for pattern, replacement in _IN_YAML:
         message = re.sub(pattern, replacement, message)
+    message = message[:1].lower() + message[1:]
+    if item["type"] == "value_error" and _section_at(root, path, content) is not None:
+        wrong, _, right = message.partition("; ")  # about several keys, which it names
+        return wrong, right
     value = repr(item["input"])
-    return value if len(value) <= 60 else value[:57] + "...", message[:1].lower() + message[1:]
+    return value if len(value) <= 60 else value[:57] + "...", message
 
 
 # Pydantic's messages name the types of Python; users think in the types of YAML.

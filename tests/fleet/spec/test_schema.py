@@ -1,9 +1,7 @@
 """Tests of specs: their networks and settings, and the messages about mistakes."""
 
 import copy
-import errno
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -427,14 +425,9 @@ def test_load_reports_all_mistakes_with_lines_and_keys(file):
             "unknown key 'sise'",
             "size? valid keys: size (128), when_scaled",
         ),
-        (
-            11,
-            "models[2]",
-            "{'family': 'cnn', 'gpus': [4, 2]}",
-            "gpus: [4, 2] should be [min, max]",
-        ),
+        (11, "models[2]", "gpus: [4, 2] should be [min, max]", ""),
         (13, "models[3]", "build: tests.sources:zeroes:", ""),
-        (14, "models[4]", "{}", "needs exactly one of `family:`"),
+        (14, "models[4]", "needs exactly one of `family:`", ""),
         (17, "models[5].space.dropout.high", "is missing", "valid keys: low, high"),
         (
             17,
@@ -820,8 +813,8 @@ def test_read_yaml_refuses_deep_nesting(bracket, file):
 
 def test_load_names_unreadable_files(file, tmp_path):
     for path, message in [
-        (tmp_path / "none.yaml", os.strerror(errno.ENOENT)),
-        (tmp_path, "Is a directory"),
+        (tmp_path / "none.yaml", "does not exist"),
+        (tmp_path, "is a folder"),
     ]:
         with refused(SpecError, path, message):
             load(path)
