@@ -204,7 +204,11 @@ def test_custom_rule_is_found_by_path_and_reads_its_keys():
             "prune.factor",
             f"{HERE}:RULE does not read factor",
         ),
-        ({"rule": "ashes", "factor": 3}, "prune.rule", "no rule is named 'ashes'"),
+        (
+            {"rule": "ashes", "factor": 3},
+            "prune.rule",
+            "no rule is named 'ashes' (did you mean asha?)",
+        ),
     ],
 )
 def test_spec_with_an_unknown_rule_or_unread_key_is_refused(prune, key, wrong):
@@ -318,7 +322,7 @@ def test_a_search_without_prune_is_advised_to_prune(search, more, advises):
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("ashes", "no rule is named 'ashes'; use one of auto, asha, "),
+        ("ashes", r"no rule is named 'ashes' \(did you mean asha\?\); use one of auto, asha, "),
         (f"{HERE}:HERE", "is of type str; it should be a PruningRule"),
     ],
 )

@@ -77,8 +77,8 @@ class Raising:
         (
             "hyperopt",
             {},
-            "no sampler is named 'hyperopt'; use random, grid, optuna, tpe, gp, cmaes, qmc, "
-            "nsgaii, or an import path module:Class",
+            r"no sampler is named 'hyperopt' \(did you mean tpe\?\); use random, grid, optuna, "
+            "tpe, gp, cmaes, qmc, nsgaii, or an import path module:Class",
         ),
         ("math:nothing", {}, "nothing"),
         ("random", {"depth": 1}, "random cannot be constructed: TypeError: .*depth"),
