@@ -317,7 +317,7 @@ def test_submit_suggests_one_more_than_measured(share, slots, would):
             ("--site", "titan", "--walltime", "1h"),
             "--site titan is unknown; use one of generic, summit",
         ),
-        (("--site", "none.yaml", "--walltime", "1h"), "none.yaml: cannot be read"),
+        (("--site", "none.yaml", "--walltime", "1h"), "none.yaml: does not exist"),
         (("--system", "slurm", "--walltime", "soon"), "--walltime: 'soon' should be written like"),
         (("--system", "slurm", "--walltime", "0"), "above 0"),
         (
