@@ -53,6 +53,7 @@ class Watchdog:
         self._cut = cut
         self._main = threading.current_thread()
         self._is_over = threading.Event()
+        self._error: BaseException | None = None  # of background tasks in this thread
         self.tasks_ran_s = time.monotonic()
 
     def start(self) -> None:
@@ -64,7 +65,13 @@ class Watchdog:
         self._is_over.set()
 
     def note_task_run(self) -> bool:
-        """Record that background tasks run; this is itself such a task."""
+        """Record that background tasks run; this is itself such a task.
+
+        Raises:
+            BaseException: what the tasks raised in the watchdog's thread.
+        """
+        if self._error is not None and threading.current_thread() is self._main:
+            raise self._error
         self.tasks_ran_s = time.monotonic()
         return False
 
@@ -89,8 +96,11 @@ class Watchdog:
                     "the launch was stuck and is ended by force; rank 0 is at "
                     f"{self._describe_position()}"
                 )
-            elif now > self.tasks_ran_s + _LATE_S:
-                self._world.run_background_tasks()
+            elif now > self.tasks_ran_s + _LATE_S and self._error is None:
+                try:
+                    self._world.run_background_tasks()
+                except BaseException as error:  # the main thread raises it, unless it is stuck
+                    self._error = error
 
     def _describe_position(self) -> str:
         """Describe the position of the main thread: its innermost line of users' code, if any."""

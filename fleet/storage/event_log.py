@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -90,7 +91,9 @@ class EventLog:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the log."""
+        """Write the log to the disk and close it."""
+        with suppress(OSError):  # the launch has ended, and its checkpoints are on the disk
+            os.fsync(self._file.fileno())
         self._file.close()
 
     def now(self) -> float:

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from fleet.errors import ExitStatus
+from fleet.errors import ExitStatus, StorageError
 from fleet.runtime import watchdog
 from fleet.runtime.watchdog import Watchdog
 
@@ -68,3 +68,23 @@ def test_watchdog_does_nothing_while_the_launch_runs(watch):
     world, cut, _ = watch("")
     assert not cut.wait(0.5)
     assert not world.has_run_tasks.is_set()
+
+
+def test_watchdog_leaves_errors_of_tasks_to_the_main_thread(monkeypatch):
+    for name in ("_CHECK_EVERY_S", "_LATE_S", "_GRACE_S"):
+        monkeypatch.setattr(watchdog, name, 0.05)
+    cut = threading.Event()
+
+    class Failing(World):
+        def run_background_tasks(self):
+            super().run_background_tasks()
+            raise StorageError("the disk is full")
+
+    world = Failing()
+    running = Watchdog(world, Interruption("a signal"), lambda: None, lambda reason: cut.set())
+    running.start()
+    assert world.has_run_tasks.wait(10)
+    assert cut.wait(10)
+    running.stop()
+    with pytest.raises(StorageError):
+        running.note_task_run()

@@ -203,5 +203,6 @@ def test_event_log_syncs_added_networks_before_what_follows(path, monkeypatch):
     log.add(NetworkAdded("net", "entry", 0, {}, (1, 1), 3))
     log.add(CommandReceived("c", "stop", ("net",)))
     log.sync()
-    log.close()
     assert synced == [path.read_text()]
+    log.close()
+    assert len(synced) == 2
