@@ -29,7 +29,7 @@ from fleet.domain.json_record import JsonRecord, to_json
 from fleet.domain.run import RunState
 from fleet.domain.timeline import LoggedEvent, merge_logs, replay_log
 from fleet.errors import ExitStatus
-from fleet.storage.files import storage_errors, with_retries
+from fleet.storage.files import storage_errors, sync_names, with_retries
 from fleet.storage.json_lines import add_line, open_lines, parse_json_object, read_lines
 from fleet.storage.paths import RunPaths
 from scheduler.base import is_number
@@ -54,6 +54,7 @@ class EventLog:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open_lines(path)
         self._is_synced = True
+        self._is_named = False  # whether its name is on the disk, too
         self._clock = clock
         self._start = clock()
 
@@ -89,6 +90,9 @@ class EventLog:
     def _sync(self) -> None:
         with storage_errors(self._path):
             os.fsync(self._file.fileno())
+            if not self._is_named:
+                sync_names(self._path.parent)
+                self._is_named = True
 
     def close(self) -> None:
         """Write the log to the disk and close it."""

@@ -247,6 +247,15 @@ def sync_folder(descriptor: int) -> None:
         os.fsync(descriptor)
 
 
+def sync_names(folder: Path) -> None:
+    """Write the names in a folder to the disk; see :func:`sync_folder`."""
+    descriptor = _open_folder(folder)
+    try:
+        sync_folder(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _open_folder(folder: Path) -> int:
     try:
         return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -186,7 +186,7 @@ def _content(draw: random.Random, nodes: int, ranks_per_node: int) -> dict[str, 
             }
         )
     if draw.random() < 0.3:
-        models.append(_search(draw))
+        models.append(_search(draw, samples))
     cache: dict[str, Any] = draw.choice(
         (
             {"cache": "none"},
@@ -220,7 +220,7 @@ def _content(draw: random.Random, nodes: int, ranks_per_node: int) -> dict[str, 
     }
 
 
-def _search(draw: random.Random) -> dict[str, Any]:
+def _search(draw: random.Random, samples: int) -> dict[str, Any]:
     """Return an entry whose networks a searcher proposes."""
     samplers: tuple[Any, ...] = ("random", "tests.fleet.search.searchers:Careful")
     return {
@@ -232,7 +232,10 @@ def _search(draw: random.Random) -> dict[str, Any]:
             "max_trials": draw.randint(1, 6),
             "max_concurrent": draw.randint(1, 3),
         },
-        "train": {"batch": {"size": draw.randint(2, 8)}, "stopping": {"max_epochs": 3}},
+        "train": {
+            "batch": {"size": draw.randint(2, max(2, samples // 2))},
+            "stopping": {"max_epochs": 3},
+        },
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from pathlib import Path
 from fleet.errors import StorageError, UserError
 from fleet.spec import Spec, dump
 from fleet.storage.fencing import fence_out, newest_written_generation
-from fleet.storage.files import atomic_write, is_path_error, storage_errors, sync_folder
+from fleet.storage.files import atomic_write, is_path_error, storage_errors, sync_names
 from fleet.storage.lease import Lease
 from fleet.storage.network_leases import reclaim_networks
 from fleet.storage.paths import RunPaths
@@ -94,11 +93,7 @@ def writing_into(paths: RunPaths) -> Iterator[None]:
 def _mark(paths: RunPaths) -> None:
     """Mark a new folder as written by FLEET before anything else is in it, even after a crash."""
     paths.marker.touch()
-    folder = os.open(paths.root, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        sync_folder(folder)
-    finally:
-        os.close(folder)
+    sync_names(paths.root)
 
 
 def _empty(paths: RunPaths, stale_commands: Iterable[Path]) -> None:

@@ -196,6 +196,7 @@ def test_event_log_is_dated_by_the_file_system(path):
 def test_event_log_syncs_added_networks_before_what_follows(path, monkeypatch):
     synced = []
     monkeypatch.setattr("os.fsync", lambda file: synced.append(path.read_text()))
+    monkeypatch.setattr(event_log, "sync_names", lambda folder: None)
     log = EventLog(path)
     log.add(LOST)
     log.sync()
