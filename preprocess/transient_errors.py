@@ -100,16 +100,30 @@ def read_with_retries(
         UnreadableSample: it cannot be read, and retrying would not help.
         OSError: a transient error persists. The sample may be fine, so it must not be skipped.
     """
-    for pause_s in (*PAUSES_S, None):
+    try:
+        return retry_transient(read, again)
+    except OSError as error:
+        if not is_transient(error):
+            raise UnreadableSample(name(), f"cannot be read: {error.strerror or error}") from error
+        raise OSError(error.errno, error.strerror or str(error), name()) from error
+
+
+def retry_transient(read: Callable[[], T], again: Callable[[], object] = lambda: None) -> T:
+    """Read something; retry transient errors.
+
+    Args:
+        read: reads it once.
+        again: called before each retry, because what was open may be stale.
+
+    Raises:
+        OSError: retrying would not help, or has not helped.
+    """
+    for pause_s in PAUSES_S:
         try:
             return read()
         except OSError as error:
             if not is_transient(error):
-                raise UnreadableSample(
-                    name(), f"cannot be read: {error.strerror or error}"
-                ) from error
-            if pause_s is None:
-                raise OSError(error.errno, error.strerror or str(error), name()) from error
+                raise
         time.sleep(pause_s)
         again()
-    raise AssertionError("the last try returns or raises")
+    return read()

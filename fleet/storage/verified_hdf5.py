@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,7 +24,7 @@ import numpy as np
 from fleet.errors import CheckpointError, DamagedError
 from fleet.storage.files import atomic_write
 from preprocess.files.deferred_errors import DeferredErrorFile
-from preprocess.transient_errors import PAUSES_S, is_transient
+from preprocess.transient_errors import retry_transient
 
 # The checksum of the remaining user block, the checksum of everything after it, and the sizes of
 # both in bytes.
@@ -87,16 +86,12 @@ def read_verified(
         DamagedError: a byte differs from what was written.
         CheckpointError: the file system cannot read the file.
     """
-    for pause_s in (*PAUSES_S, None):
-        try:
-            return _read_once(path, with_arrays, read)
-        except (OSError, LookupError, RuntimeError) as error:
-            if pause_s is None or not is_transient(error):
-                raise CheckpointError(
-                    f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
-                ) from error
-        time.sleep(pause_s)
-    raise AssertionError("the last try returns or raises")
+    try:
+        return retry_transient(lambda: _read_once(path, with_arrays, read))
+    except (OSError, LookupError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 def _read_once(

@@ -163,6 +163,6 @@ def test_read_verified_retries_transient_errors(path, monkeypatch):
         return read_once(*arguments)
 
     monkeypatch.setattr(verified_hdf5, "_read_once", fails_twice)
-    monkeypatch.setattr(verified_hdf5.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     assert read_verified(path, with_arrays=False)[1] == RECORD
     assert not errors
