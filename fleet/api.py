@@ -229,7 +229,7 @@ def launch(
     Raises:
         SpecError: the spec is invalid.
     """
-    events = local_launch.event_log([str(spec), *arguments])
+    events = local_launch.paths_of([str(spec), *arguments]).events
     before = log_position(events)
     stale = first_line(events) if "--fresh" in arguments else b""
     in_notebook = log is None and NotebookView.is_notebook()

@@ -110,11 +110,6 @@ def paths_of(arguments: Sequence[str]) -> RunPaths:
     return RunPaths(load(request.spec).output)
 
 
-def event_log(arguments: Sequence[str]) -> Path:
-    """Return the event log of a launch; see :func:`paths_of`."""
-    return paths_of(arguments).events
-
-
 class StoppedEarly(KeyboardInterrupt):
     """The user stopped a launch before it had anything to save."""
 
@@ -163,7 +158,7 @@ def run(
         Its exit status, and that of the launcher, which is 0 if Open MPI has lost a node.
 
     Raises:
-        UserError, SpecError: as :func:`event_log`.
+        UserError, SpecError: as :func:`paths_of`.
         InfrastructureError: as :func:`mpirun` and :func:`check_temporary_folder`.
         StoppedEarly: the user pressed Ctrl-C before the launch had begun.
         KeyboardInterrupt: the user pressed Ctrl-C twice.
