@@ -14,26 +14,27 @@ from typing import Any
 
 from tests.simulate.disk import Faults
 
-KINDS = (
-    "signal",
-    "kill rank",
-    "kill launcher",
-    "kill all",
-    "crash node",
-    "crash storage",
-    "walltime",
-    "freeze",
-    "slow ranks",
-    "late messages",
-    "disk errors",
-    "read errors",
-    "full disk",
-    "slow disk",
-    "lag",
-    "clocks",
-    "second launch",
-    "commands",
-)
+# Kind of fault -> whether it happens at a moment, rather than throughout a run.
+KINDS = {
+    "signal": True,
+    "kill rank": True,
+    "kill launcher": True,
+    "kill all": True,
+    "crash node": True,
+    "crash storage": True,
+    "walltime": True,
+    "freeze": True,
+    "slow ranks": False,
+    "late messages": False,
+    "disk errors": False,
+    "read errors": False,
+    "full disk": False,
+    "slow disk": False,
+    "lag": False,
+    "clocks": False,
+    "second launch": True,
+    "commands": True,
+}
 POLICIES = ("adaptive", "baseline", "local", "global", "elastic", "homogeneous")
 
 
@@ -251,25 +252,11 @@ def _prune(draw: random.Random) -> dict[str, Any]:
     )
 
 
-_EVENTS = {
-    "signal",
-    "kill rank",
-    "kill launcher",
-    "kill all",
-    "crash node",
-    "crash storage",
-    "walltime",
-    "freeze",
-    "second launch",
-    "commands",
-}
-
-
 def _events(draw: random.Random, kinds: tuple[str, ...], launches: int) -> tuple[Event, ...]:
     events = []
     for launch in range(launches):
         for kind in kinds:
-            if kind in _EVENTS and draw.random() < 0.6:
+            if KINDS[kind] and draw.random() < 0.6:
                 at_s = draw.choice((0.1, 0.5, 1.0, 2.0)) * draw.random()
                 events.append(Event(launch, at_s, kind, draw.randrange(1000), draw.random()))
     return tuple(events)

@@ -292,9 +292,12 @@ class Disk:
 
     def _lose(self, is_lost: Callable[[_File], bool]) -> None:
         random = self.kernel.random
-        unsynced = {number: file for number, file in self._files.items() if is_lost(file)}
         recent_s = self.kernel.now - WRITEBACK_S
-        unsynced = {number: file for number, file in unsynced.items() if file.written_s >= recent_s}
+        unsynced = {
+            number: file
+            for number, file in self._files.items()
+            if is_lost(file) and file.written_s >= recent_s
+        }
         if not unsynced:
             return
         for folder, _, names in os.walk(self.shared):

@@ -67,7 +67,6 @@ class Node:
     number: int
     clock_offset_s: float = 0.0
     boot: int = 1
-    is_up: bool = True
 
 
 @dataclass(eq=False)
@@ -178,7 +177,6 @@ class Kernel:
         self.processes: dict[int, Process] = {}
         self.unhandled: list[tuple[Task, BaseException]] = []
         self.counts: Counter[str] = Counter()
-        self.watch: Callable[[], bool] | None = None
         self.trace: Callable[[str], object] | None = None
         self._queue: list[tuple[float, float, int, Any, int]] = []
         self._numbers = itertools.count(1)
@@ -393,7 +391,6 @@ class Kernel:
 
     def _resume(self, task: Task) -> None:
         self.current = task
-        # An entry for a timeout of an earlier wait is obsolete from now on.
         try:
             task.greenlet.switch()
         except ProcessExit as end:

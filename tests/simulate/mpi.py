@@ -105,7 +105,6 @@ class _Shared:
         self.collectives: defaultdict[Any, _Collective] = defaultdict(_Collective)
         self.revoked: dict[int, float] = {}
         self.children: dict[Any, _Shared] = {}
-        self.is_released = False
 
 
 class Group:
@@ -418,7 +417,7 @@ class Intracomm:
         return _meet(process.mpi, word, group, process)
 
     def Free(self) -> None:
-        self._shared.is_released = True
+        """Do nothing."""
 
     def Abort(self, status: int) -> None:
         self._job.abort(status)

@@ -86,11 +86,8 @@ class _Mutator(ast.NodeTransformer):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         if node.name in ("__repr__", "__str__"):
             return node
-        node.body = self._visited_body(node.body)
+        node.body = [self.visit(statement) for statement in node.body]
         return node
-
-    def _visited_body(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        return [self.visit(statement) for statement in body]
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         if node.value is not None:
