@@ -172,6 +172,7 @@ class Kernel:
         self.random = random.Random(seed)
         self.current: Task | None = None
         self.steps = 0
+        self._threads = 0
         self.stretch = 1.0
         self.history: deque[tuple[float, str, str]] = deque(maxlen=_RECENT)
         self.processes: dict[int, Process] = {}
@@ -218,6 +219,11 @@ class Kernel:
         process.tasks.append(task)
         self._schedule(self.now + delay_s, task)
         return task
+
+    def next_thread_number(self) -> int:
+        """Return a number for a thread, the same one whenever a seed is replayed."""
+        self._threads += 1
+        return self._threads
 
     def end_process(self, process: Process, status: int) -> None:
         """End a process at once, wherever its threads are."""

@@ -215,6 +215,11 @@ class Thread:
         self._task: k.Task | None = None
         self._joining: list[k.Task] = []
         self._has_ended = False
+        kernel = k.active()
+        self._number = 0 if kernel is None else kernel.next_thread_number()
+
+    def __hash__(self) -> int:
+        return self._number  # pools keep sets of threads, whose order would follow addresses
 
     def run(self) -> None:
         if self._target is not None:
