@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from fleet.engines.keras.devices import find_gpus
 from fleet.engines.keras.export import short_error
 from fleet.engines.keras.named_parts import input_structure, outputs_by_target, structured_for
 from fleet.errors import UserError
@@ -156,7 +155,10 @@ def to_onnx(file: Path, path: Path) -> None:
 
 def _load(file: Path) -> keras.Model:
     load: Callable[[Path], keras.Model] = keras.saving.load_model
-    find_gpus()  # before the first operation
+    if keras.config.backend() == "tensorflow":  # which other backends do not need
+        from fleet.engines.keras.devices import find_gpus
+
+        find_gpus()  # before the first operation
     try:
         return load(file)
     except Exception as error:  # user-defined layers may raise anything

@@ -54,10 +54,10 @@ def exported(folder, kind, **train):
 def test_models_are_loaded_after_gpus_were_sought(monkeypatch, tmp_path):
     import keras
 
-    from fleet.engines.keras import ensemble_model
+    from fleet.engines.keras import devices, ensemble_model
 
     calls = []
-    monkeypatch.setattr(ensemble_model, "find_gpus", lambda: calls.append("find"))
+    monkeypatch.setattr(devices, "find_gpus", lambda: calls.append("find"))
     monkeypatch.setattr(keras.saving, "load_model", lambda file: calls.append("load"))
     ensemble_model._load(tmp_path / "best.keras")
     assert calls == ["find", "load"]
