@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -258,7 +259,9 @@ def _resolved(name, behind):
     return [module, *(_resolved(through, behind) if through else [])]
 
 
+@cache
 def _imports():
+    """Return all imports of a module by another one, and module -> the names it imports."""
     texts = {module: path.read_text(encoding="utf-8") for module, path in MODULES.items()}
     named = {
         module: list(imported(text, module, path_of(module).name == "__init__.py"))
@@ -295,9 +298,6 @@ def _is_entrance(imports, texts):
     return imports.source in ENTRANCES and bool(re.search(quoted, line))
 
 
-IMPORTS, NAMED = _imports()
-
-
 # ---- the rule ----------------------------------------------------------------------------------
 
 
@@ -318,7 +318,7 @@ def test_subpackages_import_only_what_the_table_allows():
 
     assert [
         f"{imports.location}: {subpackage(imports.source)} may not import {imports.target}"
-        for imports in IMPORTS
+        for imports in _imports()[0]
         if not allowed(imports)
     ] == []
 
@@ -326,7 +326,7 @@ def test_subpackages_import_only_what_the_table_allows():
 def test_core_names_companions_only_in_its_two_tables():
     assert [
         f"{path_of(module).relative_to(ROOT)}:{line}: {name}"
-        for module, imports in NAMED.items()
+        for module, imports in _imports()[1].items()
         if not module.startswith("fleet.companions")
         for line, name in imports
         if f"{name}.".startswith("fleet.companions.")
@@ -347,15 +347,15 @@ def find_cycle(edges):
 
 
 def test_imports_of_files_have_no_cycle():
-    imports = find_cycle((imports.source, imports.target) for imports in IMPORTS)
-    location = {(imports.source, imports.target): imports.location for imports in IMPORTS}
+    imports = find_cycle((imports.source, imports.target) for imports in _imports()[0])
+    location = {(imports.source, imports.target): imports.location for imports in _imports()[0]}
     assert [location[pair] for pair in pairwise(imports)] == []
 
 
 def test_imports_of_subpackages_have_no_cycle():
     pairs = {
         (subpackage(imports.source), subpackage(imports.target)): imports.location
-        for imports in IMPORTS
+        for imports in _imports()[0]
         if subpackage(imports.source) != subpackage(imports.target)
     }
     imports = find_cycle(pairs)
@@ -365,7 +365,7 @@ def test_imports_of_subpackages_have_no_cycle():
 def test_only_rank_zero_and_coordinator_import_monitor():
     assert {
         imports.source
-        for imports in IMPORTS
+        for imports in _imports()[0]
         if subpackage(imports.source) == "fleet.runtime"
         and subpackage(imports.target) == "fleet.monitor"
     } == {"fleet.runtime.rank_zero", "fleet.runtime.coordinator"}
@@ -422,7 +422,7 @@ def test_deciding_modules_import_nothing_that_acts():
 
     assert [
         f"{path_of(module).relative_to(ROOT)}:{line}: {name}"
-        for module, imports in NAMED.items()
+        for module, imports in _imports()[1].items()
         if subpackage(module) == "fleet.control" or module in PURE_COMPANIONS
         for line, name in imports
         if not is_pure(name) and not _is_text(path_of(module), line, name)
@@ -436,7 +436,7 @@ def _importing(names, subpackages):
     """Return where modules outside of some subpackages import one of these packages."""
     return [
         f"{path_of(module).relative_to(ROOT)}:{line}: {name}"
-        for module, imports in NAMED.items()
+        for module, imports in _imports()[1].items()
         for line, name in imports
         if name.partition(".")[0] in names
         and not module.startswith(subpackages)
@@ -480,7 +480,7 @@ def test_libraries_are_imported_by_one_engine_each():
 def test_launch_imports_only_the_standard_library():
     foreign = {
         name.partition(".")[0]
-        for module, imports in NAMED.items()
+        for module, imports in _imports()[1].items()
         if subpackage(module) == "launch"
         for line, name in imports
         if not _is_text(path_of(module), line, name)

@@ -10,7 +10,6 @@ import pytest
 
 from fleet.checks import preflight as checks
 from fleet.commands.doctor import _folder_bytes
-from fleet.engines.keras.diagnostics import problems_from
 from launch.binding import Cores
 from launch.numa import GpuNode
 from preprocess.sample import ArraySpec, SampleSpec
@@ -135,12 +134,15 @@ def test_check_ranks_names_too_many_threads(ranks, threads, trainers, slots, pro
 
 
 def libraries(exchange="auto", gpus=("0", "1"), seen=None, horovod="ready"):
+    from fleet.engines.keras.diagnostics import problems_from
+
     problems = problems_from("2.18.1", len(gpus) if seen is None else seen, horovod, gpus, exchange)
     return problems_of_findings(
         checks.check_libraries([replace(RANK, libraries=list(problems)), RANK])
     )
 
 
+@pytest.mark.tensorflow
 def test_find_problems_if_tensorflow_sees_no_gpus():
     assert libraries() == []
     assert libraries(gpus=("0",)) == []
@@ -149,6 +151,7 @@ def test_find_problems_if_tensorflow_sees_no_gpus():
     ]
 
 
+@pytest.mark.tensorflow
 @pytest.mark.parametrize(
     ("exchange", "gpus", "horovod", "problem"),
     [

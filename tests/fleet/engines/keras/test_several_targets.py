@@ -3,10 +3,8 @@
 import sys
 from dataclasses import replace
 
-import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from fleet.comm.single_rank import SingleRankGroup
 from fleet.engines.registry import load_ensemble, make_engine
@@ -17,6 +15,8 @@ from preprocess.record_target import RecordTarget
 from preprocess.sample import Affine, ArraySpec, SampleSpec
 from preprocess.target import TargetSpec
 from tests.places import ROOT
+
+pytestmark = pytest.mark.tensorflow
 
 EPOCHS, BATCHES, ROWS = 10, 4, 16
 EXAMPLE = {"digit": TargetSpec("class", 10), "ink": TargetSpec("value", 1)}
@@ -75,6 +75,9 @@ def rows_of(sample, count=8):
 
 
 def test_example_equals_a_plain_loop(monkeypatch):
+    import keras
+    import tensorflow as tf
+
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "steps"))
     target = RecordTarget.of(EXAMPLE)
     sample = SampleSpec(ArraySpec((8, 8, 1), "uint8"), 11, Affine(0.0, 1.0), target=target)
@@ -173,6 +176,8 @@ def test_step_of_the_user_gets_each_target(network_of):
 
 
 def test_export_and_ensembles_predict_each_target(network_of, tmp_path):
+    import keras
+
     built, sample, spec = network_of("mapping")
     path = tmp_path / "best.keras"
     built.export(built.state(), path)
