@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from tests.simulate.cases import Case, make_case
 _now = time.perf_counter
 _write = sys.stdout.write
 _FOLDER = Path("/dev/shm")
+_MOST_SEEDS = 10**9
 
 
 def _install() -> None:
@@ -40,7 +42,10 @@ def _say(text: str) -> None:
 def main() -> int:
     """Run the command; returns 1 if a seed fails."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulate", description=__doc__)
-    parser.add_argument("--seeds", default="0:100", metavar="A:B", help="seeds A to B - 1, or one")
+    parser.add_argument(
+        "--seeds", default="0:100", metavar="A:B", help="seeds A to B - 1, from A on (A:), or one"
+    )
+    parser.add_argument("--seconds", type=float, default=math.inf, help="then begin no other seed")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     parser.add_argument("--at", type=float, metavar="T", help="stop at T s and show who waits")
     parser.add_argument("--trace", action="store_true", help="print each event")
@@ -52,8 +57,11 @@ def main() -> int:
     parser.add_argument("--found", type=Path, metavar="DIR", help="write shrunk cases there")
     parser.add_argument("--job", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    first, _, last = arguments.seeds.partition(":")
-    seeds = range(int(first), int(last) if last else int(first) + 1)
+    first, colon, last = arguments.seeds.partition(":")
+    until = sys.maxsize if colon else int(first) + 1
+    seeds = range(int(first), int(last) if last else until)
+    if len(seeds) > _MOST_SEEDS and math.isinf(arguments.seconds):
+        parser.error(f"--seeds {arguments.seeds} has no end: give --seconds, too")
     if arguments.jobs > 1:
         return _in_parallel(arguments, seeds)
     return _in_turn(arguments, seeds)
@@ -67,6 +75,7 @@ def _in_parallel(arguments: argparse.Namespace, seeds: range) -> int:
         if part:
             command = [sys.executable, "-m", "tests.simulate", "--job", str(job)]
             command += ["--seeds", f"{part.start}:{part.stop}"]
+            command += ["--seconds", str(arguments.seconds)]
             children.append(subprocess.Popen(command))
     return max([child.wait() for child in children], default=0)
 
@@ -82,10 +91,16 @@ def _in_turn(arguments: argparse.Namespace, seeds: range) -> int:
     counts: Counter[str] = Counter()
     if arguments.case:
         read = [Case.from_json(json.loads(file.read_text())) for file in arguments.case]
-        cases = [replace(case, seed=case.seed + seed) for case in read for seed in seeds]
+        cases = (replace(case, seed=case.seed + seed) for case in read for seed in seeds)
+        count = len(read) * len(seeds)
     else:
-        cases = [make_case(seed) for seed in seeds]
+        cases = map(make_case, seeds)
+        count = len(seeds)
+    tried = 0
     for case in cases:
+        if _now() - began > arguments.seconds:
+            break
+        tried += 1
         outcome = simulate(case, root, _say if arguments.trace else None, arguments.at)
         launches += outcome.launches
         counts.update(outcome.counts)
@@ -95,7 +110,7 @@ def _in_turn(arguments: argparse.Namespace, seeds: range) -> int:
         if outcome.failure:
             failed += 1
             _say(f"seed {case.seed}, commit {_commit()}: {outcome.failure[:2500]}")
-            if len(cases) == 1 and not arguments.shrink:
+            if count == 1 and not arguments.shrink:
                 _say(case.describe())
                 _say(outcome.waiting)
                 _say(outcome.output[-60000:])
@@ -106,7 +121,7 @@ def _in_turn(arguments: argparse.Namespace, seeds: range) -> int:
                 _shrink(case, root, outcome.failure, arguments.found)
     seconds = _now() - began
     _say(
-        f"{len(cases)} seeds, {launches} launches, {failed} failed, {seconds:.1f} s, "
+        f"{tried} seeds, {launches} launches, {failed} failed, {seconds:.1f} s, "
         f"{launches / seconds:.2f} launches/s; {json.dumps(dict(counts.most_common()))}"
     )
     return int(failed > 0)
