@@ -1,4 +1,4 @@
-# make env | env-torch | demo | test | test-other | test-track | test-torch | test-wheel | test-browser | test-long | test-all | coverage | test-cluster | test-cluster-all | chaos | format | check | docs | bench | clean
+# make env | env-torch | demo | test | test-other | test-track | test-torch | test-wheel | test-browser | test-long | test-all | coverage | simulate | test-cluster | test-cluster-all | chaos | format | check | docs | bench | clean
 # VENV=dir chooses another folder for the environment; PYTHON=3.12, or a path, chooses its Python.
 
 VENV ?= .venv
@@ -12,7 +12,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Number of parallel tests: launches wait more than they compute.
 WORKERS ?= 3
 
-.PHONY: env env-torch demo test test-other test-track test-torch test-wheel test-browser test-long test-all coverage test-cluster test-cluster-all chaos format check docs bench clean
+.PHONY: env env-torch demo test test-other test-track test-torch test-wheel test-browser test-long test-all coverage simulate test-cluster test-cluster-all chaos format check docs bench clean
 
 env:
 	@tools/env.sh
@@ -81,6 +81,12 @@ coverage: env
 	rm -rf build/coverage && mkdir -p build/coverage
 	$(BIN)/python -m coverage run -m pytest $(PYTEST_ARGS)
 	$(BIN)/coverage combine -q && $(BIN)/coverage report --skip-covered --sort=miss
+
+# Whole launches in one process, with faults: the cases that failed once, each in ten orders of events, then
+# the seeds of the day for five minutes. SIMULATE_ARGS chooses other seeds, for instance --seeds 7.
+simulate: env
+	$(BIN)/python -m tests.simulate --seeds 0:10 $(addprefix --case ,$(sort $(wildcard tests/simulate/found/*.json)))
+	$(BIN)/python -m tests.simulate $(or $(SIMULATE_ARGS),--seeds $(shell date -u +%Y%m%d)0000: --seconds 300)
 
 # Tests on a separate Slurm with four virtual nodes, installed if missing; needs root and apt-get.
 test-cluster: env
