@@ -12,7 +12,14 @@ from collections.abc import Iterable, Sequence
 from fleet import __version__
 from fleet.comm.protocols import World
 from fleet.control.launch_state import LaunchConfig
-from fleet.domain.events import EarlierRunRead, Event, LaunchOrigin, RunWarned, SearcherStarted
+from fleet.domain.events import (
+    EarlierRunRead,
+    EpochEnded,
+    Event,
+    LaunchOrigin,
+    RunWarned,
+    SearcherStarted,
+)
 from fleet.errors import ExitStatus, UserError
 from fleet.export.trackers import target_paths
 from fleet.monitor.html import write_report
@@ -122,7 +129,7 @@ class RankZero:
         ]
         self._rates = RateMemory(launch, self._unfinished)
         sharing = find_run_sharing(launch.request.shares_run and lease is not None)
-        self._sharing = sharing.join(launch, lease, self.results)
+        self._sharing = sharing.join(launch, lease, self.results, self._resumed.unlogged)
         self._events = EventLog(paths.events)
         self._view = make_view(
             self._run, launch.request.plain, self.results.rows, spec.document.name
@@ -199,11 +206,21 @@ class RankZero:
 
     @property
     def _unlogged_events(self) -> list[Event]:
-        """Epochs, changes and choices that no launch has logged."""
+        """Epochs, changes and choices that no launch has logged.
+
+        A launch that shares its run logs such epochs once it holds their network: before, another
+        one may be about to log them.
+        """
         launch = self._launch
         resumed = self._resumed
+        epochs = [
+            EpochEnded(name, record)
+            for name, records in resumed.unlogged.items()
+            for record in records
+            if not launch.request.shares_run
+        ]
         warnings = [RunWarned(text) for text in launch.warnings if text not in self._run.warnings]
-        return [*resumed.unlogged, launch.cache, *warnings, *launch.past.changes, *resumed.changes]
+        return [*epochs, launch.cache, *warnings, *launch.past.changes, *resumed.changes]
 
     @property
     def _search_events(self) -> list[SearcherStarted | EarlierRunRead]:

@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.domain import events as ev
-from fleet.domain.network import NetworkStatus, Outcome
+from fleet.domain.network import EpochRecord, NetworkStatus, Outcome
 from fleet.domain.run import FINISHED_UNLOGGED, RunState
 from fleet.runtime.startup.launch import PreparedLaunch
 from fleet.storage.identity import trial_identity
@@ -22,15 +22,15 @@ class Resumed:
 
     Attributes:
         results: the run's results and state.
-        unlogged: epochs that checkpoints have, but no log. Empty for launches that share a run,
-            which detect them when they acquire a network: the others may be about to log them.
+        unlogged: network -> its epochs that its checkpoint has, but no log; only networks with
+            such epochs.
         statuses: status of networks by their checkpoints, where it differs from the logs.
         changes: events to log about damaged and missing checkpoints, and about dead ranks.
         first_epoch: the stream's first epoch that no launch has consumed.
     """
 
     results: Results
-    unlogged: Sequence[ev.EpochEnded]
+    unlogged: Mapping[str, tuple[EpochRecord, ...]]
     statuses: Mapping[str, ev.CheckpointStatus]
     changes: Sequence[ev.NetworkRolledBack | ev.NetworkFailed | ev.NetworkWarned]
     first_epoch: int
@@ -99,12 +99,11 @@ def resume(launch: PreparedLaunch) -> Resumed:
     for sample in launch.inputs.left_out:
         results.add_unreadable(sample.name, sample.reason)
     results.write()
-    unlogged = [
-        ev.EpochEnded(name, record)
+    unlogged = {
+        name: records
         for name, status in statuses.items()
-        for record in logged_state.find_unlogged(name, status.history)
-        if is_alone
-    ]
+        if (records := logged_state.find_unlogged(name, status.history))
+    }
     # Networks with a damaged checkpoint stay finished.
     damaged = [
         ev.NetworkRolledBack(

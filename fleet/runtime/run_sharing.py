@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Self
 
 from fleet.comm.messages import Message
 from fleet.control.effects import EndRequested, LeaseGranted
+from fleet.domain.network import EpochRecord
 from fleet.hooks import find_hook
 from fleet.runtime.startup.folder import take_folder
 from fleet.spec import Spec
@@ -26,7 +27,8 @@ class RunSharing:
     Attributes:
         has_others: whether other launches were active when this one started; None if it holds the
             whole run.
-        elsewhere: unfinished networks that the launch does not hold when it starts.
+        elsewhere: networks that the launch does not hold when it starts, and that have not ended
+            or have epochs that no log has.
     """
 
     has_others: bool | None = None
@@ -47,13 +49,20 @@ class RunSharing:
         take_folder(paths, fresh, lease)
 
     @classmethod
-    def join(cls, launch: PreparedLaunch, lease: Lease | None, results: Results) -> Self:
+    def join(
+        cls,
+        launch: PreparedLaunch,
+        lease: Lease | None,
+        results: Results,
+        unlogged: Mapping[str, tuple[EpochRecord, ...]],
+    ) -> Self:
         """Join the launches of a run.
 
         Args:
             launch: the prepared launch.
             lease: the lease of this process; None in tests.
             results: the run's results.
+            unlogged: network -> its epochs that no log has.
         """
         return cls()
 

@@ -8,7 +8,7 @@ This module connects the two, between two steps of the coordinator.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Self
 
@@ -51,6 +51,7 @@ class SharedRun(RunSharing):
         claims: decides which leases to request.
         results: the run's results.
         past: the logs, read at a moment before the results were recovered.
+        unlogged: network -> its epochs that no log had at that moment.
 
     Attributes:
         leases: the leases of networks.
@@ -64,6 +65,7 @@ class SharedRun(RunSharing):
         claims: LeaseRequests,
         results: Results,
         past: Past,
+        unlogged: Mapping[str, tuple[EpochRecord, ...]],
     ) -> None:
         self.leases = leases
         self._paths = paths
@@ -72,21 +74,32 @@ class SharedRun(RunSharing):
         self._tail = past.tail
         self._next_read_s = 0.0
         self._run = past.run
+        self._unlogged = unlogged
         self.has_others = find_held_lease(paths) is not None
         self.elsewhere = frozenset(claims.epochs)
 
     @classmethod
-    def join(cls, launch: PreparedLaunch, lease: Lease | None, results: Results) -> Self:
+    def join(
+        cls,
+        launch: PreparedLaunch,
+        lease: Lease | None,
+        results: Results,
+        unlogged: Mapping[str, tuple[EpochRecord, ...]],
+    ) -> Self:
         """Join the launches of a run; see :meth:`RunSharing.join`."""
         assert lease is not None
         statuses = {name: results.run.status_of(name) for name in results.networks}
+        # A network that has ended is requested only to log its epochs.
         epochs = {
-            name: len(status.history) for name, status in statuses.items() if status.outcome is None
+            name: len(status.history)
+            for name, status in statuses.items()
+            if status.outcome is None or name in unlogged
         }
         largest = max((network.min_gpus for network in launch.spec.networks), default=1)
         max_leases = max(1, len(launch.roles.trainers) // largest)
         claims = LeaseRequests(epochs, max_leases, launch.request.idle_timeout)
-        return cls(launch.paths, NetworkLeases(launch.paths, lease), claims, results, launch.past)
+        leases = NetworkLeases(launch.paths, lease)
+        return cls(launch.paths, leases, claims, results, launch.past, unlogged)
 
     @staticmethod
     def check_spec(spec: Spec, option: str) -> None:
@@ -146,16 +159,15 @@ class SharedRun(RunSharing):
             self.read_other_logs()
             now = time.monotonic()
             self._next_read_s = now + max(_READ_EVERY_S, _READ_SHARE * (now - began))
+        # First, so that a network that had ended is released once its epochs are logged.
+        for name in self._claims.leased - set(training):
+            if self._results.run.status_of(name).outcome is not None:
+                self._release(name)
         inputs: list[LeaseGranted | EndRequested] = []
         for name in self.leases.pop_acquired():
             leased = self._read(name)
             inputs.append(leased)
             self._claims.add_lease(name, len(leased.status.history))
-            if leased.status.outcome is not None:
-                self._release(name)
-        for name in self._claims.leased - set(training):
-            if self._results.run.status_of(name).outcome is not None:
-                self._release(name)
         paused = [
             name for name in self._claims.leased if self._results.run.status_of(name).is_paused
         ]
@@ -235,11 +247,19 @@ class SharedRun(RunSharing):
         lease = self.leases.lease_of(name)
         self._results.deaths.collect(name)
         status, state = restore_network(self._results, self._results.spec.by_name[name])
-        # A launch that was killed may have saved epochs without logging them.
+        # A launch that was killed may have saved epochs without logging them, or a crash may have
+        # lost the lines. If the last holder has released the network, a line that is new since this
+        # launch began may only be invisible from here.
+        unlogged = self._run.find_unlogged(name, status.history)
         if not lease.took_over:
-            unlogged: tuple[EpochRecord, ...] = ()
-        else:
-            unlogged = self._run.find_unlogged(name, status.history)
+            before_epochs = {
+                (record.epoch, record.stream_epoch) for record in self._unlogged.get(name, ())
+            }
+            unlogged = tuple(
+                record
+                for record in unlogged
+                if (record.epoch, record.stream_epoch) in before_epochs
+            )
         return LeaseGranted(
             name,
             status.with_logged_pruning(before),

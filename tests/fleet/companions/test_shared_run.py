@@ -12,7 +12,7 @@ from fleet.control.effects import LeaseGranted
 from fleet.domain import events as ev
 from fleet.domain.timeline import LoggedEvent
 from fleet.runtime.resume import resume
-from fleet.storage.lease import Fence
+from fleet.storage.lease import Fence, Lease, Process
 from fleet.storage.paths import RunPaths
 from tests.fleet.logs import START, as_text
 from tests.fleet.runtime.runs import prepare
@@ -81,9 +81,8 @@ def test_network_pruned_elsewhere_is_not_trained(half_done):
 @pytest.mark.parametrize(("verdict", "is_pruned"), [("stop", True), ("pause", False)])
 def test_network_pruned_or_paused_elsewhere_meanwhile(half_done, verdict, is_pruned):
     results, past = resumed(half_done)
-    parallel = SharedRun(
-        half_done.paths, Leases(), LeaseRequests({"a": 0, "b": 0}, 2, 300.0), results, past
-    )
+    requests = LeaseRequests({"a": 0, "b": 0}, 2, 300.0)
+    parallel = SharedRun(half_done.paths, Leases(), requests, results, past, {})
     assert parallel.poll(0.0, (), ends=False) == []
     write_verdict(half_done.paths, "17", verdict)
     received = {
@@ -112,3 +111,23 @@ def test_log_finish_reason_of_killed_launch_is_added(
     run.paths.events.write_text("".join(line for line in lines if line not in ends))
     results.append(resume(prepare(run.path, (0, 0, 0), shares_run=True)).statuses)
     assert results == [{}, {"b": ev.CheckpointStatus(2, json.loads(ends[0])["reason"])}]
+
+
+def test_epochs_of_ended_network_that_a_crash_lost_are_logged(tmp_path):
+    run = Run(tmp_path, {}, models=MODELS, epochs=2)
+    assert run.launch() == 0
+    lines = run.paths.events.read_text().splitlines(keepends=True)
+    run.paths.events.write_text(
+        "".join(line for line in lines if '"epoch"' not in line or '"b"' not in line)
+    )
+    prepared = prepare(run.path, (0, 0, 0), shares_run=True)
+    past = resume(prepared)
+    process = Process()
+    lease = Lease(process, process.me)
+    parallel = SharedRun.join(prepared, lease, past.results, past.unlogged)
+    parallel.leases = Leases()
+    assert parallel.elsewhere == {"b"}
+    parallel.poll(0.0, (), ends=False)
+    (leased,) = parallel.poll(1.0, (), ends=False)
+    assert [record.epoch for record in leased.unlogged] == [1, 2]
+    assert parallel.poll(2.0, (), ends=False) == []
