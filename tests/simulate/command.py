@@ -96,11 +96,11 @@ def _in_turn(arguments: argparse.Namespace, seeds: range) -> int:
     else:
         cases = map(make_case, seeds)
         count = len(seeds)
-    tried = 0
+    begun = 0
     for case in cases:
         if _now() - began > arguments.seconds:
             break
-        tried += 1
+        begun += 1
         outcome = simulate(case, root, _say if arguments.trace else None, arguments.at)
         launches += outcome.launches
         counts.update(outcome.counts)
@@ -121,7 +121,7 @@ def _in_turn(arguments: argparse.Namespace, seeds: range) -> int:
                 _shrink(case, root, outcome.failure, arguments.found)
     seconds = _now() - began
     _say(
-        f"{tried} seeds, {launches} launches, {failed} failed, {seconds:.1f} s, "
+        f"{begun} seeds, {launches} launches, {failed} failed, {seconds:.1f} s, "
         f"{launches / seconds:.2f} launches/s; {json.dumps(dict(counts.most_common()))}"
     )
     return int(failed > 0)
