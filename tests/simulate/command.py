@@ -12,31 +12,41 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from tests.simulate import disk, mpi, mutants, stdlib
+from tests.simulate import disk, mpi, stdlib
 from tests.simulate.cases import Case, make_case
 
 _now = time.perf_counter
 _write = sys.stdout.write
-_FOLDER = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 _MOST_SEEDS = 10**9
 
 
-def _install() -> None:
+def install() -> None:
     """Replace what the simulation replaces, then import FLEET."""
     import numpy  # noqa: F401 - before clocks are replaced
 
     stdlib.install()
     mpi.install()
     disk.install()
-    mutants.install()
     from tests.simulate import product
 
     product.install()
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     _write(f"{text}\n")
     sys.__stdout__.flush()
+
+
+def seeds_of(text: str) -> range:
+    """Return the seeds of an option.
+
+    >>> seeds_of("3"), seeds_of("3:5")
+    (range(3, 4), range(3, 5))
+    """
+    first, colon, last = text.partition(":")
+    until = sys.maxsize if colon else int(first) + 1
+    return range(int(first), int(last) if last else until)
 
 
 def main() -> int:
@@ -55,11 +65,10 @@ def main() -> int:
         "--case", type=Path, action="append", help="a case that --shrink printed, instead of seeds"
     )
     parser.add_argument("--found", type=Path, metavar="DIR", help="write shrunk cases there")
+    parser.add_argument("--mutant", metavar="FILE:NUMBER", help="simulate this mutant")
     parser.add_argument("--job", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    first, colon, last = arguments.seeds.partition(":")
-    until = sys.maxsize if colon else int(first) + 1
-    seeds = range(int(first), int(last) if last else until)
+    seeds = seeds_of(arguments.seeds)
     if len(seeds) > _MOST_SEEDS and math.isinf(arguments.seconds):
         parser.error(f"--seeds {arguments.seeds} has no end: give --seconds, too")
     if arguments.jobs > 1:
@@ -81,10 +90,14 @@ def _in_parallel(arguments: argparse.Namespace, seeds: range) -> int:
 
 
 def _in_turn(arguments: argparse.Namespace, seeds: range) -> int:
-    _install()
+    install()
+    if arguments.mutant:
+        from tests.simulate import mutants
+
+        mutants.apply(arguments.mutant)
     from tests.simulate.run import simulate
 
-    root = _FOLDER / f"fleet-simulate-{arguments.job:03d}"
+    root = SHARED_MEMORY / f"fleet-simulate-{arguments.job:03d}"
     began = _now()
     failed = 0
     launches = 0
@@ -101,26 +114,26 @@ def _in_turn(arguments: argparse.Namespace, seeds: range) -> int:
         if _now() - began > arguments.seconds:
             break
         begun += 1
-        outcome = simulate(case, root, _say if arguments.trace else None, arguments.at)
+        outcome = simulate(case, root, say if arguments.trace else None, arguments.at)
         launches += outcome.launches
         counts.update(outcome.counts)
         if arguments.at is not None:
-            _say(outcome.output)
-            _say(outcome.waiting)
+            say(outcome.output)
+            say(outcome.waiting)
         if outcome.failure:
             failed += 1
-            _say(f"seed {case.seed}, commit {_commit()}: {outcome.failure[:2500]}")
+            say(f"seed {case.seed}, commit {_commit()}: {outcome.failure[:2500]}")
             if count == 1 and not arguments.shrink:
-                _say(case.describe())
-                _say(outcome.waiting)
-                _say(outcome.output[-60000:])
-                _say("\n".join(outcome.history[-80:]))
+                say(case.describe())
+                say(outcome.waiting)
+                say(outcome.output[-60000:])
+                say("\n".join(outcome.history[-80:]))
             if arguments.first:
                 break
             if arguments.shrink:
                 _shrink(case, root, outcome.failure, arguments.found)
     seconds = _now() - began
-    _say(
+    say(
         f"{begun} seeds, {launches} launches, {failed} failed, {seconds:.1f} s, "
         f"{launches / seconds:.2f} launches/s; {json.dumps(dict(counts.most_common()))}"
     )
@@ -130,9 +143,9 @@ def _in_turn(arguments: argparse.Namespace, seeds: range) -> int:
 def _shrink(case: Case, root: Path, failure: str, folder: Path | None) -> None:
     from tests.simulate.shrink import shrink
 
-    small = shrink(case, root, failure, _say)
+    small = shrink(case, root, failure, say)
     text = json.dumps(small.to_json(), indent=1)
-    _say(text)
+    say(text)
     if folder is not None:
         (folder / f"{small.seed}.json").write_text(text + "\n")
 

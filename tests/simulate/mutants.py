@@ -1,33 +1,43 @@
 """Measure which mistakes the simulation detects: ``python -m tests.simulate.mutants``.
 
 A mutant is the program with one small change in one of the rooms, such as ``<`` for ``<=`` or no
-call of a function. The change is made when the module is imported. A mutant is detected if a seed
-fails, or does not end in time (R. DeMillo, R. Lipton and F. Sayward, "Hints on Test Data
-Selection", 1978).
+call of a function. It is detected if a seed fails, or does not end in time (R. DeMillo, R. Lipton
+and F. Sayward, "Hints on Test Data Selection", 1978).
+
+A mutant can only be detected by a seed that reaches its statement, so the seeds are measured once
+(:mod:`tests.simulate.coverage`). Each mutant is a fork of one process that has imported everything.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import importlib.abc
-import importlib.machinery
-import importlib.util
+import hashlib
 import json
 import os
-import random
-import subprocess
+import resource
+import shutil
+import signal
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
-ROOT = Path(__file__).parents[2]
-ROOMS = ("fleet/comm", "fleet/control", "fleet/runtime", "fleet/storage", "fleet/stream")
-VARIABLE = "FLEET_SIMULATE_MUTANT"  # the mutant that a simulation is to import, as JSON
+from tests.simulate import coverage, rewriting
+from tests.simulate.cases import make_case
+from tests.simulate.command import SHARED_MEMORY, install, say, seeds_of
+from tests.simulate.hashes import fix_hashes
+
+_SLOWER = 5.0  # a seed that takes so many times the time that it took does not end
+_SLOWER_S = 5.0  # ... and so many seconds more
+_MOST_MEMORY = 4 << 30
+_LONGEST_FILE = 256 << 20
+# Calls that only write messages.
+_MESSAGES = ("log.", "print", "logging.", "warnings.")
+_NOT_CHANGED = ("__repr__", "__str__")
 
 _SWAPS: dict[type, type] = {
     ast.Lt: ast.LtE,
@@ -55,37 +65,84 @@ class Mutant:
     Attributes:
         path: the file, from the root.
         index: the number of the change among those of the file.
-        line: its line.
+        line: the first line of the changed statement.
+        function: the changed function or method.
+        source: the changed expression.
         change: what is changed.
+        occurrence: number of equal changes before, in the same function.
     """
 
     path: str
     index: int
     line: int
+    function: str
+    source: str
     change: str
+    occurrence: int
 
     @property
-    def module(self) -> str:
-        """The name of the changed module."""
-        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    def name(self) -> str:
+        """How a command line names it."""
+        return f"{self.path}:{self.index}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a reader needs."""
+        keys = ("line", "function", "source", "change")
+        return {"mutant": self.name, **{key: getattr(self, key) for key in keys}}
+
+    def order(self, seed: int) -> bytes:
+        """Return a random key, which no change elsewhere in the file alters."""
+        key = (seed, self.path, self.function, self.source, self.change, self.occurrence)
+        return hashlib.sha256(repr(key).encode()).digest()
 
 
 class _Mutator(ast.NodeTransformer):
     """Applies one of the changes of a file, or lists them all."""
 
-    def __init__(self, index: int | None) -> None:
+    def __init__(self, path: str, index: int | None = None) -> None:
+        self._path = path
         self._index = index
-        self._count = 0
-        self.changes: list[tuple[int, str]] = []
+        self._line = 0
+        self._function = ""
+        self._occurrences = Counter[tuple[str, str, str]]()
+        self.mutants: list[Mutant] = []
+
+    def change(self, tree: ast.Module) -> None:
+        """Change or list the functions of a file."""
+        for self._function, node in rewriting.functions(tree):
+            if node.name not in _NOT_CHANGED:
+                self.visit(node)
+        ast.fix_missing_locations(tree)
+
+    def visit(self, node: ast.AST) -> Any:
+        """Visit a node, and remember in which statement it is."""
+        before = self._line
+        if isinstance(node, ast.stmt):
+            self._line = node.lineno
+        try:
+            return super().visit(node)
+        finally:
+            self._line = before
 
     def _is_chosen(self, node: ast.AST, change: str) -> bool:
-        self.changes.append((getattr(node, "lineno", 0), change))
-        self._count += 1
-        return self._count - 1 == self._index
+        source = ast.unparse(node).partition("\n")[0][:80]
+        key = (self._function, source, change)
+        index = len(self.mutants)
+        self.mutants.append(
+            Mutant(
+                self._path,
+                index,
+                self._line,
+                self._function,
+                source,
+                change,
+                self._occurrences[key],
+            )
+        )
+        self._occurrences[key] += 1
+        return index == self._index
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        if node.name in ("__repr__", "__str__"):
-            return node
         node.body = [self.visit(statement) for statement in node.body]
         return node
 
@@ -98,18 +155,16 @@ class _Mutator(ast.NodeTransformer):
         return node  # a message
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
-        if self._is_chosen(node, "no raise"):
-            return ast.copy_location(ast.Pass(), node)
-        return node
+        return _never(node) if self._is_chosen(node, "no raise") else node
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         if not isinstance(node.value, ast.Call):
             return node
         called = ast.unparse(node.value.func)
-        if called.startswith(("log.", "print", "logging.", "warnings.")):
+        if called.startswith(_MESSAGES):
             return node
         if self._is_chosen(node, f"no call of {called}"):
-            return ast.copy_location(ast.Pass(), node)
+            return _never(node)
         self.generic_visit(node)
         return node
 
@@ -157,122 +212,211 @@ class _Mutator(ast.NodeTransformer):
         return node
 
 
-def all_mutants(path: str) -> Iterator[Mutant]:
-    """List the changes of a file's functions."""
-    mutator = _Mutator(None)
-    tree = ast.parse((ROOT / path).read_text())
-    for node in _functions(tree):
-        mutator.visit(node)
-    for index, (line, change) in enumerate(mutator.changes):
-        yield Mutant(path, index, line, change)
+def _never(node: ast.stmt) -> ast.stmt:
+    """Return a statement that does nothing, but refers to the same variables."""
+    return ast.copy_location(ast.If(ast.Constant(False), [node], []), node)
 
 
-def mutated(mutant: Mutant) -> ast.Module:
-    """Return the syntax tree of a file with one change."""
-    mutator = _Mutator(mutant.index)
-    tree = ast.parse((ROOT / mutant.path).read_text())
-    for node in _functions(tree):
-        mutator.visit(node)
-    return ast.fix_missing_locations(tree)
+def all_mutants() -> Iterator[Mutant]:
+    """List the changes in all rooms."""
+    for path in rewriting.files():
+        mutator = _Mutator(path)
+        mutator.change(rewriting.parse(path))
+        yield from mutator.mutants
 
 
-def _functions(tree: ast.Module) -> Iterator[ast.AST]:
-    """Iterate over the outermost functions and methods."""
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            yield node
-        elif isinstance(node, ast.ClassDef):
-            yield from (member for member in node.body if isinstance(member, ast.FunctionDef))
+def change(tree: ast.Module, mutant: Mutant) -> None:
+    """Change the syntax tree of a mutant's file."""
+    _Mutator(mutant.path, mutant.index).change(tree)
 
 
-# ---- in the simulation -------------------------------------------------------------------------
+def apply(name: str) -> None:
+    """Change the program in this process, which has installed the simulation.
 
-
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports the changed module."""
-
-    def __init__(self, mutant: Mutant) -> None:
-        self._mutant = mutant
-
-    def find_spec(self, name: str, path: object, target: object = None) -> object:
-        """Return the spec of the changed module."""
-        if name != self._mutant.module:
-            return None
-        file = ROOT / self._mutant.path
-        return importlib.util.spec_from_file_location(
-            name,
-            file,
-            loader=self,
-            submodule_search_locations=[str(file.parent)] if file.stem == "__init__" else None,
-        )
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run the changed module."""
-        code = compile(mutated(self._mutant), str(ROOT / self._mutant.path), "exec")
-        exec(code, vars(module))
-
-
-def install() -> None:
-    """Import the mutant that the environment names, if it names one."""
-    text = os.environ.get(VARIABLE)
-    if text:
-        sys.meta_path.insert(0, _Finder(Mutant(**json.loads(text))))
+    Args:
+        name: the file and the number of a mutant.
+    """
+    rewriting.import_all()
+    [mutant] = [mutant for mutant in all_mutants() if mutant.name == name]
+    tree = rewriting.parse(mutant.path)
+    change(tree, mutant)
+    rewriting.LiveFunctions().replace(mutant.path, tree, {})
 
 
 # ---- the command -------------------------------------------------------------------------------
 
 
-def _is_detected(mutant: Mutant, seeds: str, timeout_s: float, job: int) -> tuple[str, float]:
-    """Simulate a mutant; returns how it was detected, or "", and the seconds."""
-    began = time.monotonic()
-    command = [sys.executable, "-m", "tests.simulate", "--seeds", seeds, "--first"]
-    try:
-        completed = subprocess.run(
-            [*command, "--job", str(job)],
-            cwd=ROOT,
-            env={**os.environ, VARIABLE: json.dumps(asdict(mutant))},
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return "it did not end", time.monotonic() - began
-    if completed.returncode == 0:
-        return "", time.monotonic() - began
-    lines = (completed.stdout + completed.stderr).splitlines()
-    how = next((line for line in lines if line.startswith("seed ")), lines[-1] if lines else "?")
-    return how[:200], time.monotonic() - began
+@dataclass
+class Verdict:
+    """What came of a mutant.
+
+    Attributes:
+        runs: number of simulated seeds.
+        differed: how many of them went otherwise than without the change.
+        seed: the seed that detected it; None if it survived.
+        how: how the seed failed.
+        seconds: time of the processor.
+    """
+
+    runs: int = 0
+    differed: int = 0
+    seed: int | None = None
+    how: str = ""
+    seconds: float = 0.0
+
+
+def _chosen_seeds(
+    seeds: Sequence[coverage.SeedCoverage], number: int, count: int, longest_s: float
+) -> list[coverage.SeedCoverage]:
+    """Return the seeds that reach a statement, the shortest first."""
+    reaching = [seed for seed in seeds if number in seed.reached and not seed.failed]
+    reaching.sort(key=lambda seed: seed.seconds)
+    chosen = []
+    for seed in reaching[:count]:
+        longest_s -= seed.seconds
+        if longest_s < 0 and chosen:
+            break
+        chosen.append(seed)
+    return chosen
+
+
+def _try(mutant: Mutant, seeds: Sequence[coverage.SeedCoverage], root: Path, note: Path) -> None:
+    """Simulate a mutant in this process, and write the verdict into a file after each seed."""
+    from tests.simulate.run import simulate
+
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_LONGEST_FILE, _LONGEST_FILE))
+    verdict = Verdict()
+    tree = rewriting.parse(mutant.path)
+    change(tree, mutant)
+    rewriting.LiveFunctions().replace(mutant.path, tree, {})
+    for seed in seeds:
+        # Until the seed has ended, it has not.
+        verdict.seed, verdict.how = seed.seed, "it did not end"
+        verdict.runs += 1
+        verdict.seconds = round(time.process_time(), 1)
+        note.write_text(json.dumps(asdict(verdict)))
+        signal.setitimer(signal.ITIMER_PROF, _SLOWER * seed.seconds + _SLOWER_S)
+        outcome = simulate(make_case(seed.seed), root)
+        verdict.seconds = round(time.process_time(), 1)
+        verdict.differed += outcome.digest != seed.digest
+        verdict.seed, verdict.how = None, ""
+        if outcome.failure:
+            verdict.seed, verdict.how = seed.seed, outcome.failure.partition("\n")[0][:160]
+            break
+    note.write_text(json.dumps(asdict(verdict)))
+
+
+class _Workers:
+    """Forks of this process that try mutants."""
+
+    def __init__(self, jobs: int, job: int) -> None:
+        self._free = list(range(job, job + jobs))
+        self._running: dict[int, tuple[int, int]] = {}  # pid -> job, number of the mutant
+
+    def run(
+        self, mutants: Sequence[Mutant], seeds: Sequence[Sequence[coverage.SeedCoverage]]
+    ) -> Iterator[tuple[int, Verdict]]:
+        """Try mutants; yields numbers and verdicts as they come."""
+        for number, mutant in enumerate(mutants):
+            if not seeds[number]:
+                yield number, Verdict()
+                continue
+            if not self._free:
+                yield self._wait()
+            job = self._free.pop()
+            pid = os.fork()
+            if not pid:
+                try:
+                    _try(mutant, seeds[number], _root(job), _note(job))
+                finally:
+                    os._exit(0)
+            self._running[pid] = (job, number)
+        while self._running:
+            yield self._wait()
+
+    def _wait(self) -> tuple[int, Verdict]:
+        pid, _ = os.wait()
+        job, number = self._running.pop(pid)
+        self._free.append(job)
+        verdict = Verdict(**json.loads(_note(job).read_text()))
+        _note(job).unlink()
+        shutil.rmtree(_root(job), ignore_errors=True)
+        return number, verdict
+
+
+def _root(job: int) -> Path:
+    return SHARED_MEMORY / f"fleet-simulate-{job:03d}"
+
+
+def _note(job: int) -> Path:
+    return SHARED_MEMORY / f"fleet-mutant-{job:03d}.json"
+
+
+def _measure(seeds: range, job: int) -> coverage.Coverage:
+    """Measure seeds in a fork, since probes remain in the functions."""
+    file = SHARED_MEMORY / f"fleet-coverage-{job:03d}.json"
+    pid = os.fork()
+    if not pid:
+        *_, measured = coverage.measure(seeds, _root(job))
+        file.write_text(json.dumps(measured.to_json()))
+        os._exit(0)
+    os.waitpid(pid, 0)
+    measured = coverage.Coverage.read([file])
+    file.unlink()
+    return measured
 
 
 def main() -> int:
-    """Draw mutants and report which ones the simulation detects, one JSON object per line."""
+    """Choose mutants and report which ones the simulation detects, one JSON object per line."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulate.mutants")
     parser.add_argument("--count", type=int, default=200, help="number of mutants")
+    parser.add_argument("--first", type=int, default=0, help="number of the first one")
     parser.add_argument("--seed", type=int, default=0, help="seed of their choice")
-    parser.add_argument("--seeds", default="0:60", metavar="A:B", help="seeds of the simulations")
-    parser.add_argument("--timeout", type=float, default=180.0, help="seconds for each mutant")
-    parser.add_argument("--jobs", type=int, default=2, help="number of processes")
-    arguments = parser.parse_args()
-    files = sorted(
-        str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*.py")
+    parser.add_argument("--seeds", default="0:300", metavar="A:B", help="seeds of the simulations")
+    parser.add_argument(
+        "--coverage",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="a file of tests.simulate.coverage --json, so that seeds are not measured again",
     )
-    mutants = [mutant for path in files for mutant in all_mutants(path)]
-    random.Random(arguments.seed).shuffle(mutants)
-    mutants = mutants[: arguments.count]
+    parser.add_argument("--only", metavar="FILE:NUMBER", action="append", help="try this mutant")
+    parser.add_argument("--tries", type=int, default=40, help="seeds for each mutant")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds for each mutant")
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes")
+    parser.add_argument("--job", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    fix_hashes("tests.simulate.mutants")
+    install()
+    rewriting.import_all()
 
-    def run(number: int) -> str:
-        how, seconds = _is_detected(
-            mutants[number], arguments.seeds, arguments.timeout, 500 + number
-        )
-        print(json.dumps({**asdict(mutants[number]), "how": how, "seconds": round(seconds, 1)}))
-        sys.stdout.flush()
-        return how
+    if arguments.coverage:
+        measured = coverage.Coverage.read(arguments.coverage)
+    else:
+        measured = _measure(seeds_of(arguments.seeds), arguments.job)
+    from tests.simulate.run import simulate
 
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        outcomes = list(pool.map(run, range(len(mutants))))
-    detected = sum(map(bool, outcomes))
-    print(f"{detected} of {len(mutants)} mutants were detected")
+    shortest = min(measured.seeds, key=lambda seed: seed.seconds).seed
+    rewriting.import_what_is_imported_by(
+        lambda: simulate(make_case(shortest), _root(arguments.job))
+    )
+    mutants = sorted(all_mutants(), key=lambda mutant: mutant.order(arguments.seed))
+    if arguments.only:
+        mutants = [mutant for mutant in mutants if mutant.name in arguments.only]
+    mutants = mutants[arguments.first : arguments.count]
+    numbers = {point: number for number, point in enumerate(measured.points)}
+    statements = [coverage.Point(mutant.path, mutant.line) for mutant in mutants]
+    seeds = [
+        _chosen_seeds(measured.seeds, numbers[statement], arguments.tries, arguments.seconds)
+        for statement in statements
+    ]
+    detected = 0
+    for number, verdict in _Workers(arguments.jobs, arguments.job).run(mutants, seeds):
+        mutant = mutants[number]
+        detected += verdict.seed is not None
+        say(json.dumps({**mutant.to_json(), **asdict(verdict)}))
+    say(f"{detected} of {len(mutants)} mutants were detected")
     return 0
 
 

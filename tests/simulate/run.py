@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -49,6 +50,12 @@ class Outcome:
     history: list[str] = field(default_factory=list)
     waiting: str = ""
     output: str = ""
+
+    @property
+    def digest(self) -> str:
+        """A short text that differs if the seed went otherwise."""
+        history = zlib.crc32("\n".join(self.history).encode())
+        return f"{self.launches} {self.steps} {self.virtual_s:.6f} {history}"
 
 
 def simulate(
