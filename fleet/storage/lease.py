@@ -527,25 +527,23 @@ class Lease:
             yield 0.0
             text = read_generation(folder, newest) if newest else ""
             if text is None:  # an old file, deleted meanwhile
+                yield self.times.poll
                 continue
             yield 0.0
             seen = self._observe(seen, newest, text)
-            if not newest or self._may_follow(seen, parse_lease(text), began):
-                if create_generation(folder, max(newest, floor) + 1, self.me):
-                    yield 0.0
-                    self.fence = Fence(
-                        folder, max(newest, floor) + 1, self.me.launch, self._resource
-                    )
-                    mark_taken(folder, newest, self.me)
-                    yield 0.0
-                    if newest_generation(folder) == self.fence.generation:
-                        self.took_over = bool(newest) and not parse_lease(text).is_free
-                        _remove_old(folder, self.fence.generation)
-                        return
-                    self.fence = NO_FENCE
+            may_create = not newest or self._may_follow(seen, parse_lease(text), began)
+            if may_create and create_generation(folder, max(newest, floor) + 1, self.me):
                 yield 0.0
-            else:
-                yield self.times.poll
+                self.fence = Fence(folder, max(newest, floor) + 1, self.me.launch, self._resource)
+                mark_taken(folder, newest, self.me)
+                yield 0.0
+                if newest_generation(folder) == self.fence.generation:
+                    self.took_over = bool(newest) and not parse_lease(text).is_free
+                    _remove_old(folder, self.fence.generation)
+                    return
+                self.fence = NO_FENCE
+            # Also if the next generation exists: a file server may list it only seconds later.
+            yield self.times.poll
 
     def _observe(self, seen: _Observation, newest: int, text: str) -> _Observation:
         now = self._process.now()

@@ -14,27 +14,37 @@ from typing import Any
 
 from tests.simulate.disk import Faults
 
-# Kind of fault -> whether it happens at a moment, rather than throughout a run.
-KINDS = {
-    "signal": True,
-    "kill rank": True,
-    "kill launcher": True,
-    "kill all": True,
-    "crash node": True,
-    "crash storage": True,
-    "walltime": True,
-    "freeze": True,
-    "slow ranks": False,
-    "late messages": False,
-    "disk errors": False,
-    "read errors": False,
-    "full disk": False,
-    "slow disk": False,
-    "lag": False,
-    "clocks": False,
-    "second launch": True,
-    "commands": True,
+# Kinds of faults that happen at a moment -> what happens.
+EVENTS = {
+    "signal": "mpirun gets SIGUSR2, SIGTERM, SIGINT, or SIGINT twice",
+    "kill rank": "a rank gets SIGKILL",
+    "kill launcher": "mpirun gets SIGKILL",
+    "kill all": "all ranks get SIGKILL at once",
+    "die in collective": "a rank dies before, in or right after one of its next collectives",
+    "die in write": "a rank dies before one of its next changes of the disk",
+    "crash node": "a node crashes: its processes, its shared memory, what it has not synced",
+    "crash in write": "a node crashes before one of the next changes of the disk by its rank",
+    "crash storage": "all crash, and the disk loses what was not synced, changes of folders too",
+    "walltime": "the launch has a walltime, from some milliseconds on",
+    "freeze": "a rank does nothing for a while",
+    "suspend": "a launch does nothing, until others may take it for dead; one of them may try to",
+    "clock jump": "the time of day of a node jumps by up to an hour, back or forth",
+    "second launch": "the same command is given on another node",
+    "commands": "somebody adds, clones, stops, pauses, resumes or skips networks, or frees nodes",
 }
+# Kinds of faults that last -> what they do.
+CONDITIONS = {
+    "slow ranks": "some ranks need longer for everything",
+    "late messages": "many messages and collectives take twenty times as long",
+    "disk errors": "calls that change something fail: EIO, ESTALE, ENOSPC, EDQUOT",
+    "read errors": "calls that read fail: EIO or ESTALE",
+    "full disk": "for a while no call gets more space",
+    "quota": "for a while the run may take few bytes more; deleted files free some",
+    "slow disk": "some calls take up to seconds",
+    "lag": "other nodes list new names late, and removed ones for longer",
+    "clocks": "the times of day of nodes differ",
+}
+KINDS = (*EVENTS, *CONDITIONS)
 POLICIES = ("adaptive", "baseline", "local", "global", "elastic", "homogeneous")
 
 
@@ -43,10 +53,12 @@ class Event:
     """Something that happens to the cluster.
 
     Attributes:
-        at_s: virtual seconds after the start of the launch that runs then.
-        kind: one of :data:`KINDS`.
+        at_s: virtual seconds after the start of the launch that runs then, or after its end
+            has begun.
+        kind: one of :data:`EVENTS`.
         target: a random number that chooses a rank or a node.
         amount: a random number in [0, 1), for instance a duration.
+        at_end: whether it happens while the launch ends.
     """
 
     launch: int
@@ -54,6 +66,7 @@ class Event:
     kind: str
     target: int
     amount: float
+    at_end: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +130,8 @@ class Case:
         disk = dict(values.pop("disk", {}))
         for key in ("errors", "reads"):
             disk[key] = {int(number): rate for number, rate in disk.get(key, {}).items()}
-        disk["fills"] = tuple(map(tuple, disk.get("fills", ())))
+        for key in ("fills", "quotas"):
+            disk[key] = tuple(map(tuple, disk.get(key, ())))
         events = tuple(Event(**event) for event in values.pop("events", ()))
         offsets = tuple(values.pop("offsets", ()))
         return cls(**values, events=events, offsets=offsets, disk=Faults(**disk))
@@ -141,7 +155,7 @@ class Case:
 def make_case(seed: int) -> Case:
     """Return the case of a seed."""
     draw = random.Random(f"case {seed}")
-    kinds = tuple(kind for kind in KINDS if draw.random() < 0.25)
+    kinds = tuple(kind for kind in KINDS if draw.random() < 0.2)
     if draw.random() < 0.15:
         kinds = ()
     nodes = draw.choice((1, 1, 1, 2, 3))
@@ -256,9 +270,19 @@ def _events(draw: random.Random, kinds: tuple[str, ...], launches: int) -> tuple
     events = []
     for launch in range(launches):
         for kind in kinds:
-            if KINDS[kind] and draw.random() < 0.6:
-                at_s = draw.choice((0.1, 0.5, 1.0, 2.0)) * draw.random()
-                events.append(Event(launch, at_s, kind, draw.randrange(1000), draw.random()))
+            if kind in EVENTS and draw.random() < 0.6:
+                at_end = draw.random() < 0.15
+                longest_s = draw.choice((0.002, 0.05) if at_end else (0.005, 0.1, 0.5, 1.0, 2.0))
+                events.append(
+                    Event(
+                        launch,
+                        longest_s * draw.random(),
+                        kind,
+                        draw.randrange(1000),
+                        draw.random(),
+                        at_end,
+                    )
+                )
     return tuple(events)
 
 
@@ -277,6 +301,10 @@ def _disk(draw: random.Random, kinds: tuple[str, ...]) -> Faults:
     if "full disk" in kinds:
         begin = draw.random()
         faults = replace(faults, fills=((begin, begin + draw.choice((0.5, 5.0, 40.0))),))
+    if "quota" in kinds:
+        begin = draw.random()
+        spare = draw.choice((0, 5_000, 50_000))
+        faults = replace(faults, quotas=((begin, begin + draw.choice((0.5, 5.0, 40.0)), spare),))
     return faults
 
 

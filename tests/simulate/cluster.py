@@ -58,8 +58,7 @@ class Cluster:
         kernel = self.kernel
         size = len(nodes) * ranks_per_node
         number = len(self.launches)
-        launcher = k.Process(next(kernel._pids), nodes[0], f"mpirun {number}", {}, kernel.now)
-        kernel.processes[launcher.pid] = launcher
+        launcher = kernel.add_process(nodes[0], f"mpirun {number}", {})
         job = mpi.Job(kernel, [], delay_s, late, fault_tolerant, lambda status: None)
         launch = Launch(number, [], launcher, fault_tolerant)
         job.abort = lambda status: self._end(launch, status)
@@ -75,7 +74,7 @@ class Cluster:
             }
             if fault_tolerant:
                 variables["OMPI_MCA_mpi_ft_enable"] = "1"
-            process = kernel.start_process(node, f"{number}.{rank}", variables, main, launcher.pid)
+            process = kernel.start_process(node, f"{number}.{rank}", variables, main, launcher)
             process.mpi = job
             process.on_end.append(lambda process=process: self._rank_ended(launch, process))
             launch.ranks.append(process)
@@ -157,3 +156,4 @@ class Cluster:
                 self.kernel.end_process(process, -9)
         disk.crash_node(node)
         node.boot += 1
+        node.processes.clear()

@@ -3,8 +3,8 @@
 The folder of a run is shared by all nodes; ``/dev/shm`` and ``/tmp`` belong to a node. Contents are
 real files, so libraries can read them. What a process has written survives its death. A crash of
 its node may lose or tear whatever it has not synced, and a crash of the storage also undoes changes
-of folders that have not reached the disk, in any order. Calls may be slow or fail, and a listing on
-another node may lag behind.
+of folders that have not reached the disk, in any order. Calls may be slow or fail, the folder may
+have a quota, and a listing on another node may lag behind: it lacks new names, and has old ones.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class Faults:
         lag_s: longest time until another node's listing shows a new name.
         until_s: errors end at this time.
         fills: (from, to) times at which the disk is full.
+        quotas: (from, to, bytes): how many bytes more a run may take in this time.
     """
 
     errors: dict[int, float] = field(default_factory=dict)
@@ -78,6 +79,7 @@ class Faults:
     lag_s: float = 0.0
     until_s: float = 0.0
     fills: Sequence[tuple[float, float]] = ()
+    quotas: Sequence[tuple[float, float, int]] = ()
 
 
 @dataclass(eq=False)
@@ -113,6 +115,8 @@ class Disk:
         self._files: dict[int, _File] = {}
         self._changes: list[_Change] = []
         self._new: dict[str, tuple[float, k.Node]] = {}
+        self._removed: dict[str, dict[str, tuple[float, k.Node]]] = {}
+        self._limits: dict[float, int] = {}
         self._backups = 0
         shutil.rmtree(root, ignore_errors=True)
         self.shared.mkdir(parents=True)
@@ -162,8 +166,14 @@ class Disk:
 
     # ---- faults ----
 
-    def before(self, call: str, path: str, changes: bool) -> None:
+    def before(self, call: str, path: str, changes: bool, size: int = 0) -> None:
         """Let a call take time, and perhaps fail.
+
+        Args:
+            call: what it does.
+            path: its file.
+            changes: whether it changes something.
+            size: bytes that it writes.
 
         Raises:
             OSError: it fails.
@@ -174,6 +184,8 @@ class Disk:
             return
         faults = self.faults
         random = kernel.random
+        if changes:
+            kernel.reach("write")
         if faults.slow and random.random() < faults.slow:
             kernel.counts["slow call"] += 1
             kernel.sleep(random.uniform(0, faults.slow_s), f"a slow {call}")
@@ -183,6 +195,9 @@ class Disk:
         if changes and is_full and call in _TAKE_SPACE:
             kernel.counts["ENOSPC"] += 1
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        if changes and call in _TAKE_SPACE and self._exceeds_quota(size):
+            kernel.counts["EDQUOT by quota"] += 1
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), path)
         if kernel.now >= faults.until_s:
             return
         for number, probability in (faults.errors if changes else faults.reads).items():
@@ -192,6 +207,21 @@ class Disk:
                 kernel.counts[errno.errorcode[number]] += 1
                 kernel.note(repr(kernel.process), f"{call} {path}: {errno.errorcode[number]}")
                 raise OSError(number, os.strerror(number), path)
+
+    def _exceeds_quota(self, size: int) -> bool:
+        """Return True if the files take more than a quota allows; deleting some helps."""
+        now = self.kernel.now
+        for begin, end, spare in self.faults.quotas:
+            if begin <= now < end:
+                used = sum(
+                    _real["lstat"](f"{folder}/{name}").st_size + 4096
+                    for folder, folders, names in os.walk(self.shared)
+                    for name in names
+                )
+                limit = self._limits.setdefault(begin, used + spare)
+                if used + max(size, 1) > limit:
+                    return True
+        return False
 
     # ---- contents ----
 
@@ -238,6 +268,33 @@ class Disk:
             for entry in entries:
                 self._new[entry] = (now, process.node)
 
+    def removed(self, path: str) -> None:
+        """Record that a name was removed, which listings on other nodes may still show."""
+        process = self.kernel.process
+        if process is not None and self.faults.lag_s:
+            folder, name = posixpath.split(path)
+            self._removed.setdefault(folder, {})[name] = (self.kernel.now, process.node)
+
+    def still_listed(self, folder: str, names: Sequence[str]) -> list[str]:
+        """Return names that were removed from a folder and that this node still lists."""
+        process = self.kernel.process
+        removed = self._removed.get(folder)
+        if not removed or process is None:
+            return []
+        stale = [
+            name
+            for name, (at_s, node) in removed.items()
+            if node is not process.node
+            and name not in names
+            and self.kernel.now < at_s + self._lag_s(f"{folder}/{name}")
+        ]
+        self.kernel.counts["stale name"] += len(stale)
+        return stale
+
+    def _lag_s(self, path: str) -> float:
+        """Return how long another node's listing of a name lags behind."""
+        return (zlib.crc32(path.encode()) % 1000) / 1000 * self.faults.lag_s
+
     def backup(self, path: str) -> str | None:
         """Link a file that is about to lose its name; None if there is none."""
         self._backups += 1
@@ -257,8 +314,10 @@ class Disk:
         at_s, node = new
         if node is process.node:
             return True
-        lag_s = (zlib.crc32(path.encode()) % 1000) / 1000 * self.faults.lag_s
-        return self.kernel.now >= at_s + lag_s
+        if self.kernel.now < at_s + self._lag_s(path):
+            self.kernel.counts["unlisted name"] += 1
+            return False
+        return True
 
     def synced_folder(self, path: str) -> None:
         """Record that the names in a folder are on the disk."""
@@ -349,10 +408,10 @@ class SimulatedFile(io.FileIO):
             return len(memoryview(data).cast("B"))  # flushed by the garbage collector
         if k.active() is not None:
             try:
-                self._disk.before("write", self._path, True)
+                self._disk.before("write", self._path, True, memoryview(data).nbytes)
             except OSError as error:
                 view = memoryview(data).cast("B")
-                if error.errno == errno.ENOSPC and len(view) > 1:  # a part fits
+                if error.errno in _NO_SPACE and len(view) > 1:  # a part fits
                     super().write(view[: self._disk.kernel.random.randrange(len(view))])
                 raise
             if self._disk._is_shared(self._path):
@@ -471,7 +530,7 @@ def _os_close(descriptor: int) -> None:
 def _os_write(descriptor: int, data: Any) -> int:
     active = _active(descriptor)
     if active is not None:
-        active[0].before("write", active[1], True)
+        active[0].before("write", active[1], True, memoryview(data).nbytes)
     return _real["write"](descriptor, data)
 
 
@@ -512,6 +571,7 @@ def _rename(
             _real["rename"](backup, new)
 
     disk.changed((old, new), undo)
+    disk.removed(old)
 
 
 def _link(source: Any, target: Any, **options: Any) -> None:
@@ -536,6 +596,7 @@ def _unlink(path: Any, *, dir_fd: int | None = None) -> None:
     _real["unlink"](real_path)
     if backup is not None:
         disk.changed((real_path,), lambda: _real["rename"](backup, real_path))
+    disk.removed(real_path)
 
 
 def _mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
@@ -571,8 +632,31 @@ def _listdir(path: Any = ".") -> list[str]:
         for name in sorted(_real["listdir"](real_path))
         if disk.is_listed(f"{real_path}/{name}")
     ]
+    names += disk.still_listed(real_path, names)
     disk.kernel.random.shuffle(names)
     return names
+
+
+class _StaleEntry:
+    """An entry of a folder that another node has just removed."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.name = posixpath.basename(path)
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return True
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return False
+
+    is_symlink = is_dir
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return os.stat(self.path)
 
 
 class _Entries:
@@ -604,7 +688,13 @@ def _scandir(path: Any = ".") -> Any:
     disk, real_path = active
     disk.before("list", real_path, False)
     with _real["scandir"](path if isinstance(path, int) else real_path) as entries:
-        listed = [entry for entry in entries if disk.is_listed(f"{real_path}/{entry.name}")]
+        listed: list[Any] = [
+            entry for entry in entries if disk.is_listed(f"{real_path}/{entry.name}")
+        ]
+    names = [entry.name for entry in listed]
+    listed += map(
+        _StaleEntry, (f"{real_path}/{name}" for name in disk.still_listed(real_path, names))
+    )
     listed.sort(key=lambda entry: entry.name)
     disk.kernel.random.shuffle(listed)
     return _Entries(listed)

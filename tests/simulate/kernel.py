@@ -61,12 +61,29 @@ class Node:
         name: host name.
         clock_offset_s: how far its time of day is ahead.
         boot: changes when it crashes.
+        processes: processes since the boot, by their ids; two nodes have equal ids.
     """
 
     name: str
     number: int
     clock_offset_s: float = 0.0
     boot: int = 1
+    processes: dict[int, Process] = field(default_factory=dict, repr=False)
+
+
+@dataclass
+class Doom:
+    """What happens to a process at one of its next calls.
+
+    Attributes:
+        moment: the kind of call, such as ``write``.
+        calls: number of such calls until then.
+        happen: what happens.
+    """
+
+    moment: str
+    calls: int
+    happen: Callable[[], object]
 
 
 @dataclass(eq=False)
@@ -74,14 +91,17 @@ class Process:
     """A process of the simulated cluster.
 
     Attributes:
-        pid: its number.
+        pid: its number, unique on its node until the next boot.
         label: what it is, for the history.
+        parent: the process that started it; None for one that a user started.
         environ: its environment.
         status: its exit status; None while it lives, a negative number after a signal.
         descriptors: files that it has opened, which the kernel closes when it ends.
         frozen_until: it takes no step before this time.
         slowness: factor on everything that takes time.
         on_end: functions to call after it has ended.
+        before_end: functions to call when rank 0 begins to end its launch.
+        doom: waits for a moment at which the process ends, or None.
     """
 
     pid: int
@@ -89,7 +109,7 @@ class Process:
     label: str
     environ: dict[str, str]
     began_s: float
-    parent: int = 1
+    parent: Process | None = None
     status: int | None = None
     tasks: list[Task] = field(default_factory=list)
     descriptors: set[int] = field(default_factory=set)
@@ -103,6 +123,8 @@ class Process:
     wakeup: Any = None
     polls: list[Any] = field(default_factory=list)
     on_end: list[Callable[[], object]] = field(default_factory=list)
+    before_end: list[Callable[[], object]] = field(default_factory=list)
+    doom: Doom | None = None
     mpi: Any = None
     has_finalized: bool = False
     parent_death_signal: int = 0
@@ -175,13 +197,12 @@ class Kernel:
         self._threads = 0
         self.stretch = 1.0
         self.history: deque[tuple[float, str, str]] = deque(maxlen=_RECENT)
-        self.processes: dict[int, Process] = {}
+        self.processes: list[Process] = []
         self.unhandled: list[tuple[Task, BaseException]] = []
         self.counts: Counter[str] = Counter()
         self.trace: Callable[[str], object] | None = None
         self._queue: list[tuple[float, float, int, Any, int]] = []
         self._numbers = itertools.count(1)
-        self._pids = itertools.count(1000)
         self._hub = greenlet.getcurrent()
 
     # ---- processes ----
@@ -192,11 +213,10 @@ class Kernel:
         label: str,
         environ: dict[str, str],
         main: Callable[[], int | None],
-        parent: int = 1,
+        parent: Process | None = None,
     ) -> Process:
         """Start a process whose main thread returns its exit status."""
-        process = Process(next(self._pids), node, label, environ, self.now, parent)
-        self.processes[process.pid] = process
+        process = self.add_process(node, label, environ, parent)
 
         def run() -> None:
             status = 0
@@ -209,6 +229,19 @@ class Kernel:
             raise ProcessExit(status)
 
         self.start_task(process, run, "main", self.random.uniform(0, 0.01))
+        return process
+
+    def add_process(
+        self,
+        node: Node,
+        label: str,
+        environ: dict[str, str],
+        parent: Process | None = None,
+    ) -> Process:
+        """Create a process without a thread."""
+        pid = 1000 + len(node.processes)
+        process = node.processes[pid] = Process(pid, node, label, environ, self.now, parent)
+        self.processes.append(process)
         return process
 
     def start_task(
@@ -243,7 +276,7 @@ class Kernel:
                 close_file(descriptor)
         process.descriptors.clear()
         for child in list(self.living()):
-            if child.parent == process.pid and child.parent_death_signal:
+            if child.parent is process and child.parent_death_signal:
                 self.send_signal(child, child.parent_death_signal)
 
     def _throw(self, task: Task) -> None:
@@ -269,6 +302,19 @@ class Kernel:
         """Raise Killed in a thread whose process has ended."""
         if self.current is not None and not self.current.process.is_alive:
             raise Killed
+
+    def reach(self, moment: str) -> None:
+        """Let a process meet its doom if it waits for this moment."""
+        process = self.process
+        if process is None or process.doom is None or process.doom.moment != moment:
+            return
+        doom = process.doom
+        doom.calls -= 1
+        if doom.calls <= 0:
+            process.doom = None
+            self.note(process.label, f"meets its doom: {moment}")
+            self.call_at(self.now, doom.happen)
+            self.sleep(1e-9, "its doom")
 
     # ---- time ----
 
@@ -423,7 +469,7 @@ class Kernel:
 
     def living(self) -> Iterator[Process]:
         """Iterate over the processes that live."""
-        return (process for process in self.processes.values() if process.is_alive)
+        return (process for process in self.processes if process.is_alive)
 
     def describe(self) -> str:
         """Describe what each thread waits for."""

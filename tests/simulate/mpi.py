@@ -67,13 +67,18 @@ class Job:
             return random.uniform(0, 20 * self.delay_s)
         return random.uniform(0, self.delay_s)
 
+    def _detection_s(self) -> float:
+        """Return how much longer a process needs to notice a death."""
+        random = self.kernel.random
+        return random.choice((0.0, 0.0, 0.1, 1.0)) * random.random()
+
     def knows_death(self, observer: k.Process, peer: k.Process) -> bool:
         """Return True if a process has learnt that another one has died."""
         if peer.is_alive or peer.has_finalized:
             return False
         key = (observer, peer)
         if key not in self.learnt:
-            self.learnt[key] = self.kernel.now + self.latency()
+            self.learnt[key] = self.kernel.now + self.latency() + self._detection_s()
         return self.kernel.now >= self.learnt[key]
 
 
@@ -299,10 +304,12 @@ class Intracomm:
         kernel = self._job.kernel
         kernel.check_alive()
         self._check()
+        kernel.reach("collective")
         self._collective += 1
         collective = self._shared.collectives[self._collective]
         collective.arrived[self.rank] = kernel.now
         collective.parts[self.rank] = part
+        kernel.reach("arrived")
         after_s = self._job.latency()
 
         def is_over() -> bool:
@@ -434,7 +441,9 @@ def _meet(job: Job, key: Any, group: Group, process: k.Process) -> Intracomm:
     key = (key, members, counts[key, members, process])
     shared = job.communicators.setdefault(key, _Shared(job, members))
     arrived = shared.collectives["made"].arrived
+    kernel.reach("collective")
     arrived[members.index(process)] = kernel.now
+    kernel.reach("arrived")
     while len(arrived) < len(members):
         kernel.sleep(kernel.random.uniform(1e-4, 5e-3), "the others, to make a group")
     return Intracomm(shared, members.index(process))

@@ -135,7 +135,8 @@ class Observer:
         for content, answer in self.commands:
             if answer is None or "error" in answer:
                 continue
-            if content["do"] == "add" and content["entry"]["name"] not in rows:
+            added = answer["networks"] if content["do"] in ("add", "clone") else ()
+            if not set(added) <= set(rows):
                 raise Failure(f"a command was answered, and lost: {content}: {answer}")
             stopped.update(answer["networks"] if content["do"] == "stop" else ())
         may_prune = "prune" in self.case.content or any(

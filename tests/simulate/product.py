@@ -14,8 +14,8 @@ def _started(pid: int) -> str | None:
     kernel = k.active()
     if kernel is None:
         return None
-    process = kernel.processes.get(pid)
-    if process is None or not process.is_alive or process.node is not kernel.process.node:
+    process = kernel.process.node.processes.get(pid)
+    if process is None or not process.is_alive:
         return None
     return str(int(process.began_s * 100))
 
@@ -63,6 +63,19 @@ def install() -> None:
         return step(self, *arguments, **keywords)
 
     softmax.SoftmaxRegression.step = timed
+
+    from fleet.runtime.rank_zero import RankZero
+
+    write_end = RankZero._write_end
+
+    def ending(self: Any) -> Any:
+        kernel = k.active()
+        if kernel is not None:
+            for function in kernel.process.before_end:
+                function()
+        return write_end(self)
+
+    RankZero._write_end = ending
 
 
 class _HostName(str):

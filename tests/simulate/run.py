@@ -14,9 +14,8 @@ from typing import Any
 import yaml
 
 import fleet.run
-from fleet.errors import ExitStatus, StorageError
-from fleet.runtime.external.command_queue import CommandQueue
-from fleet.storage.paths import RunPaths
+from fleet.errors import ExitStatus
+from tests.simulate import commands
 from tests.simulate import disk as d
 from tests.simulate import kernel as k
 from tests.simulate.cases import Case, Event
@@ -155,7 +154,8 @@ class _Run:
         options = []
         for event in events:
             if event.kind == "walltime":
-                options = ["--walltime", f"{0.2 + 5 * event.amount:.2f}s"]
+                longest_s = (0.1, 1.0, 5.0)[event.target % 3]
+                options = ["--walltime", f"{0.01 + longest_s * event.amount:.3f}s"]
         began_s = kernel.now
         self.disk.faults.until_s = began_s + 60.0
         if case.side_by_side > 1:
@@ -170,7 +170,13 @@ class _Run:
                     rank.slowness = kernel.random.uniform(1, case.slow)
         for event in events:
             launch = launches[event.target % len(launches)]
-            kernel.call_at(began_s + event.at_s, partial(self._happen, event, launch))
+            happen = partial(self._happen, event, launch)
+            if event.at_end:
+                launch.ranks[0].before_end.append(
+                    lambda at_s=event.at_s, happen=happen: kernel.call_at(kernel.now + at_s, happen)
+                )
+            else:
+                kernel.call_at(began_s + event.at_s, happen)
         kernel.run(
             lambda: all(launched.has_ended for launched in self.cluster.launches)
             or self._is_stopped,
@@ -203,59 +209,99 @@ class _Run:
         rank = event.target % len(launch.ranks)
         kernel.note("fault", f"{event.kind}, rank {rank}")
         kernel.counts[event.kind] += 1
-        if event.kind == "signal":
-            number = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)[event.target % 3]
-            self.cluster.interrupt(launch, number)
-        elif event.kind == "kill rank":
-            self.cluster.kill_rank(launch, rank)
-        elif event.kind == "kill launcher":
-            self.cluster.kill_launcher(launch)
-            kernel.call_at(kernel.now + 40.0, lambda: self.cluster.kill_all(launch))
-        elif event.kind == "kill all":
-            self.cluster.kill_all(launch)
-        elif event.kind == "crash node":
-            self.cluster.crash(launch.ranks[rank].node, self.disk)
-        elif event.kind == "crash storage":
-            for node in self.cluster.nodes:
-                self.cluster.crash(node, self.disk)
-            self.disk.crash_storage()
-            self.observer.storage_crashed()
-        elif event.kind == "freeze":
-            launch.ranks[rank].frozen_until = (
-                kernel.now + (0.1, 2.0, 90.0)[event.target % 3] * event.amount
+        self._faults[event.kind](event, launch, rank)
+
+    def _signal(self, event: Event, launch: Launch, rank: int) -> None:
+        numbers = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGINT)
+        number = numbers[event.target % 4]
+        self.cluster.interrupt(launch, number)
+        if event.target % 4 == 3:
+            self.kernel.call_at(
+                self.kernel.now + 0.3 * event.amount,
+                lambda: self.cluster.interrupt(launch, number),
             )
-        elif event.kind == "second launch":
-            self._start([self.cluster.nodes[-1]], [])
-        elif event.kind == "commands":
-            self._command(event)
 
-    def _command(self, event: Event) -> None:
-        """Send a command from another node, and wait for the answer there."""
-        names = [model["name"] for model in self.case.content["models"]]
-        network = names[event.target % len(names)]
-        added = f"a{len(self.observer.commands)}"
-        entry = {
-            "family": "softmax",
-            "name": added,
-            "train": {"batch": {"size": 4}, "stopping": {"max_epochs": 2}},
+    def _kill_rank(self, event: Event, launch: Launch, rank: int) -> None:
+        self.cluster.kill_rank(launch, rank)
+
+    def _kill_launcher(self, event: Event, launch: Launch, rank: int) -> None:
+        self.cluster.kill_launcher(launch)
+        self.kernel.call_at(self.kernel.now + 40.0, lambda: self.cluster.kill_all(launch))
+
+    def _kill_all(self, event: Event, launch: Launch, rank: int) -> None:
+        self.cluster.kill_all(launch)
+
+    def _die_in_collective(self, event: Event, launch: Launch, rank: int) -> None:
+        process = launch.ranks[rank]
+        moment = ("collective", "arrived")[event.target % 2]
+        calls = 1 + int(20 * event.amount**3)
+        process.doom = k.Doom(moment, calls, lambda: self.cluster.kill_rank(launch, rank))
+
+    def _die_in_write(self, event: Event, launch: Launch, rank: int) -> None:
+        calls = 1 + int(60 * event.amount**2)
+        launch.ranks[rank].doom = k.Doom(
+            "write", calls, lambda: self.cluster.kill_rank(launch, rank)
+        )
+
+    def _crash_node(self, event: Event, launch: Launch, rank: int) -> None:
+        self.cluster.crash(launch.ranks[rank].node, self.disk)
+
+    def _crash_in_write(self, event: Event, launch: Launch, rank: int) -> None:
+        calls = 1 + int(60 * event.amount**2)
+        launch.ranks[rank].doom = k.Doom(
+            "write", calls, lambda: self.cluster.crash(launch.ranks[rank].node, self.disk)
+        )
+
+    def _crash_storage(self, event: Event, launch: Launch, rank: int) -> None:
+        for node in self.cluster.nodes:
+            self.cluster.crash(node, self.disk)
+        self.disk.crash_storage()
+        self.observer.storage_crashed()
+
+    def _freeze(self, event: Event, launch: Launch, rank: int) -> None:
+        seconds = (0.1, 2.0, 90.0)[event.target % 3] * event.amount
+        launch.ranks[rank].frozen_until = self.kernel.now + seconds
+
+    def _suspend(self, event: Event, launch: Launch, rank: int) -> None:
+        for process in launch.ranks:
+            process.frozen_until = self.kernel.now + 150.0 * event.amount
+        if event.target % 2:
+            self.kernel.call_at(self.kernel.now + 1.0, partial(self._start_elsewhere))
+
+    def _jump(self, event: Event, launch: Launch, rank: int) -> None:
+        longest_s = (1.0, 100.0, 4000.0)[event.target % 3]
+        launch.ranks[rank].node.clock_offset_s += longest_s * (2 * event.amount - 1)
+
+    def _second_launch(self, event: Event, launch: Launch, rank: int) -> None:
+        self._start_elsewhere()
+
+    def _start_elsewhere(self) -> None:
+        """Give the same command on the last node."""
+        self._start([self.cluster.nodes[-1]], [])
+
+    def _give_command(self, event: Event, launch: Launch, rank: int) -> None:
+        """Give a command on another node, and wait for the answer there."""
+        commands.start(self.kernel, self.cluster.nodes[-1], self.folder, event, self.observer)
+
+    @property
+    def _faults(self) -> dict[str, Callable[[Event, Launch, int], None]]:
+        return {
+            "signal": self._signal,
+            "kill rank": self._kill_rank,
+            "kill launcher": self._kill_launcher,
+            "kill all": self._kill_all,
+            "die in collective": self._die_in_collective,
+            "die in write": self._die_in_write,
+            "crash node": self._crash_node,
+            "crash in write": self._crash_in_write,
+            "crash storage": self._crash_storage,
+            "walltime": lambda event, launch, rank: None,  # an option of the launch
+            "freeze": self._freeze,
+            "suspend": self._suspend,
+            "clock jump": self._jump,
+            "second launch": self._second_launch,
+            "commands": self._give_command,
         }
-        content = ({"do": "add", "entry": entry}, {"do": "stop", "network": network})[
-            event.amount > 0.5
-        ]
-
-        def main() -> int:
-            paths = RunPaths(self.folder)
-            if not paths.spec.exists():  # as `fleet add` refuses
-                return 0
-            mailbox = CommandQueue(paths.mailbox)
-            try:
-                answer = mailbox.take_answer(mailbox.put(content), 120.0)
-            except (OSError, StorageError):  # the user reads it
-                answer = None
-            self.observer.answered(content, answer)
-            return 0
-
-        self.kernel.start_process(self.cluster.nodes[-1], "command", {}, main)
 
     def output(self) -> str:
         """Return what the launches have printed."""

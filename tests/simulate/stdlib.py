@@ -547,11 +547,19 @@ def _set_timer(
 
 
 def _kill(kernel: k.Kernel, pid: int, number: int) -> None:
-    process = kernel.processes.get(pid)
+    process = kernel.process.node.processes.get(pid)
     if process is None or not process.is_alive:
         raise ProcessLookupError(3, os.strerror(3))
     if number:
         kernel.send_signal(process, number)
+
+
+def _parent(kernel: k.Kernel) -> int:
+    """Return the id of the parent; on other nodes than mpirun's it is a daemon of mpirun."""
+    parent = kernel.process.parent
+    if parent is None or not parent.is_alive:
+        return 1
+    return parent.pid if parent.node is kernel.process.node else 500
 
 
 def _exit(kernel: k.Kernel, status: int) -> None:
@@ -597,7 +605,7 @@ def install() -> None:
     sys.stderr = Output(sys.stderr)
     logging.setLoggerClass(ProcessLogger)
     os.getpid = _per_process(lambda kernel: kernel.process.pid, os.getpid)
-    os.getppid = _per_process(lambda kernel: kernel.process.parent, os.getppid)
+    os.getppid = _per_process(_parent, os.getppid)
     socket.gethostname = _per_process(lambda kernel: kernel.process.node.name, socket.gethostname)
     os.kill = _per_process(_kill, os.kill)
     os._exit = _per_process(_exit, os._exit)

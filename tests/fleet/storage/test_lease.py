@@ -308,6 +308,14 @@ def test_lease_of_a_suspended_job_is_kept(folder, second, words):
     lease.check()
 
 
+def test_lease_waits_while_the_newest_generation_is_unlisted(folder, monkeypatch):
+    hold(folder).release()
+    hold(folder, "b")
+    monkeypatch.setattr(lease_module, "newest_generation", lambda folder: 1)
+    steps = make("c").steps(folder)
+    assert [pause for pause, _ in zip(steps, range(20), strict=False)].count(Times().poll) > 4
+
+
 def test_lease_waits_for_a_launch_that_is_ending(folder):
     first, second = hold(folder), make("b")
     for pause in second.steps(folder):
