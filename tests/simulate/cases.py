@@ -7,6 +7,7 @@ ISSTA 2012), because faults of one kind can hide those of another.
 from __future__ import annotations
 
 import errno
+import json
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -45,6 +46,24 @@ CONDITIONS = {
     "clocks": "the times of day of nodes differ",
 }
 KINDS = (*EVENTS, *CONDITIONS)
+# The spec of every case, to which _content adds.
+_PLAIN: dict[str, Any] = {
+    "seed": 5,
+    "models": [],
+    "max_deaths": 99,
+    "data": {
+        "source": "tests.sources:numbered",
+        "transforms": [
+            {"center_crop": {"size": [4, 4]}},
+            "tests.sources:noise",
+            {"scale": {"mean": 0.5, "std": 0.5}},
+        ],
+    },
+    "train": {"optimizer": {"learning_rate": 0.02, "momentum": 0.5}},
+    "schedule": {},
+    "checkpoint": {},
+    "resources": {"engine": "numpy", "preprocessors": 1},
+}
 POLICIES = ("adaptive", "baseline", "local", "global", "elastic", "homogeneous")
 
 
@@ -109,16 +128,27 @@ class Case:
         """Number of ranks of a launch."""
         return self.nodes * self.ranks_per_node
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the case as JSON values, without what is as in an undisturbed run."""
-        plain = asdict(Case(0, 1, 1, False, {}, ()))
-        values = {key: value for key, value in asdict(self).items() if value != plain[key]}
-        values["content"] = self.content
-        return values
+    def to_text(self, failure: str = "") -> str:
+        """Return the case as JSON of few lines, without what is as in an undisturbed run.
+
+        Args:
+            failure: what went wrong, for readers.
+        """
+        plain = {**asdict(Case(0, 1, 1, False, {}, ())), "content": _PLAIN}
+        values = _difference(asdict(self), plain)
+        if failure:
+            values["failure"] = failure
+        lines = []
+        for key, value in values.items():
+            text = json.dumps(value)
+            if key == "events":
+                text = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
+            lines.append(f' "{key}": {text}')
+        return "{\n" + ",\n".join(lines) + "\n}\n"
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Case:
-        """Return the case of :meth:`to_json`."""
+    def from_text(cls, text: str) -> Case:
+        """Return the case of :meth:`to_text`."""
         plain: dict[str, Any] = {
             "seed": 0,
             "nodes": 1,
@@ -126,7 +156,9 @@ class Case:
             "fault_tolerant": False,
             "kinds": (),
         }
-        values = {**plain, **values}
+        values = {**plain, **json.loads(text)}
+        values.pop("failure", None)
+        content = _merged(_PLAIN, values.pop("content", {}))
         disk = dict(values.pop("disk", {}))
         for key in ("errors", "reads"):
             disk[key] = {int(number): rate for number, rate in disk.get(key, {}).items()}
@@ -134,22 +166,29 @@ class Case:
             disk[key] = tuple(map(tuple, disk.get(key, ())))
         events = tuple(Event(**event) for event in values.pop("events", ()))
         offsets = tuple(values.pop("offsets", ()))
-        return cls(**values, events=events, offsets=offsets, disk=Faults(**disk))
+        return cls(**values, content=content, events=events, offsets=offsets, disk=Faults(**disk))
 
-    def describe(self) -> str:
-        """Describe the case in a few lines."""
-        content = self.content
-        return "\n".join(
-            [
-                f"seed {self.seed}: {self.nodes} nodes of {self.ranks_per_node} ranks"
-                + (", fault-tolerant" if self.fault_tolerant else ""),
-                f"  faults: {', '.join(self.kinds) or 'none'}",
-                *(f"  {event}" for event in self.events),
-                f"  disk: {self.disk}",
-                f"  models: {content['models']}",
-                f"  rest: { {key: value for key, value in content.items() if key != 'models'} }",
-            ]
-        )
+
+def _difference(values: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
+    """Return the values that differ from plain ones, also within mappings."""
+    different = {}
+    for key, value in values.items():
+        if isinstance(value, dict) and isinstance(plain.get(key), dict):
+            value = _difference(value, plain[key])
+            if value:
+                different[key] = value
+        elif key not in plain or value != plain[key]:
+            different[key] = value
+    return different
+
+
+def _merged(plain: dict[str, Any], different: dict[str, Any]) -> dict[str, Any]:
+    """Return plain values and what differs from them."""
+    merged = dict(plain)
+    for key, value in different.items():
+        both = isinstance(value, dict) and isinstance(plain.get(key), dict)
+        merged[key] = _merged(plain[key], value) if both else value
+    return merged
 
 
 def make_case(seed: int) -> Case:
@@ -210,29 +249,18 @@ def _content(draw: random.Random, nodes: int, ranks_per_node: int) -> dict[str, 
             {"order": "ring", "shards": draw.randint(2, 9)},
         )
     )
-    return {
-        "seed": 5,
+    different = {
         "models": models,
-        "max_deaths": 99,
-        "data": {
-            "source": "tests.sources:numbered",
-            "path": str(samples),
-            **cache,
-            "transforms": [
-                {"center_crop": {"size": [4, 4]}},
-                "tests.sources:noise",
-                {"scale": {"mean": 0.5, "std": 0.5}},
-            ],
-        },
-        "train": {"optimizer": {"learning_rate": 0.02, "momentum": 0.5}},
+        "data": {"path": str(samples), **cache},
         "schedule": {"policy": draw.choice(POLICIES)},
         "checkpoint": {
             "every": draw.choice((0.02, 0.1, 60.0)),
             "keep": draw.choice(("best+last", "last")),
         },
         **({"prune": _prune(draw)} if draw.random() < 0.5 else {}),
-        "resources": {"engine": "numpy", "preprocessors": "auto" if ranks == 1 else nodes},
+        "resources": {"preprocessors": "auto" if ranks == 1 else nodes},
     }
+    return _merged(_PLAIN, different)
 
 
 def _search(draw: random.Random, samples: int) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class Cluster:
         self.kernel = kernel
         self.nodes = [k.Node(name, number) for number, name in enumerate(names)]
         self.launches: list[Launch] = []
+        self._running = 0
 
     def launch(
         self,
@@ -80,12 +81,19 @@ class Cluster:
             launch.ranks.append(process)
         job.processes.extend(launch.ranks)
         self.launches.append(launch)
+        self._running += 1
         kernel.note(f"mpirun {number}", f"starts {size} ranks on {[node.name for node in nodes]}")
         return launch
+
+    @property
+    def is_idle(self) -> bool:
+        """True once all launches have ended."""
+        return not self._running
 
     def _rank_ended(self, launch: Launch, process: k.Process) -> None:
         status = process.status
         assert status is not None
+        process.mpi.has_deaths = True
         if status:
             launch.statuses.append(status)
         if status and not launch.is_ending and not launch.is_fault_tolerant:
@@ -101,6 +109,7 @@ class Cluster:
         else:
             status = launch.statuses[0] if launch.statuses else 0
         launch.status = 128 - status if status < 0 else status
+        self._running -= 1
         self.kernel.note(f"mpirun {launch.number}", f"returns {launch.status}")
         if launch.launcher.is_alive:
             self.kernel.end_process(launch.launcher, launch.status)

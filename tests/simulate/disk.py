@@ -18,6 +18,7 @@ import os
 import posixpath
 import shutil
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,7 +114,7 @@ class Disk:
         self.shared = root / "shared"
         self.faults = faults
         self._files: dict[int, _File] = {}
-        self._changes: list[_Change] = []
+        self._changes: deque[_Change] = deque()
         self._new: dict[str, tuple[float, k.Node]] = {}
         self._removed: dict[str, dict[str, tuple[float, k.Node]]] = {}
         self._limits: dict[float, int] = {}
@@ -261,7 +262,8 @@ class Disk:
         if not all(map(self._is_shared, entries)):
             return
         now = self.kernel.now
-        self._changes = [change for change in self._changes if change.at_s > now - COMMIT_S]
+        while self._changes and self._changes[0].at_s <= now - COMMIT_S:
+            self._changes.popleft()
         self._changes.append(_Change(now, entries, undo))
         process = self.kernel.process
         if process is not None:
@@ -321,11 +323,11 @@ class Disk:
 
     def synced_folder(self, path: str) -> None:
         """Record that the names in a folder are on the disk."""
-        self._changes = [
+        self._changes = deque(
             change
             for change in self._changes
             if not any(posixpath.dirname(entry) == path for entry in change.entries)
-        ]
+        )
 
     # ---- crashes ----
 

@@ -25,6 +25,7 @@ import greenlet
 close_file = os.close
 WALL_S = 1_800_000_000.0  # the time of day at which the simulation begins
 _SHORT_S = 5e-3  # a longer pause is no poll
+_LONGEST_POLL_S = 1e-2  # the longest pause that waiting in vain makes of a shorter one
 _TICK_S = 1e-6  # virtual time that reading a clock takes
 _RECENT = 2000  # events of the history that are kept
 
@@ -145,6 +146,7 @@ class Task:
     Attributes:
         waits_for: what it waits for, for messages; empty while it runs.
         order: is incremented whenever it is scheduled; an older entry of the queue is obsolete.
+        polls: number of polls since it has made progress.
     """
 
     def __init__(
@@ -161,6 +163,7 @@ class Task:
         self.is_done = False
         self.waits_for = "its first turn"
         self.order = 0
+        self.polls = 0
         self.local: dict[int, dict[str, Any]] = {}
         self.thread: Any = None
         self._function = function
@@ -340,10 +343,21 @@ class Kernel:
         self._switch(task, reason)
 
     def stretched(self, seconds: float) -> float:
-        """Return how long a short pause really takes: other work keeps a polling rank waiting."""
-        if seconds > _SHORT_S:
+        """Return how long a short pause really takes: other work keeps a polling rank waiting.
+
+        A thread that has polled in vain for long is kept waiting for longer, which saves turns.
+        """
+        task = self.current
+        if seconds > _SHORT_S or task is None:
             return seconds
-        return seconds * self.random.uniform(1.0, self.stretch)
+        task.polls += 1
+        longer = seconds * self.random.uniform(1.0, self.stretch) * (1 + task.polls / 8)
+        return min(longer, max(_LONGEST_POLL_S, seconds * self.stretch))
+
+    def progress(self) -> None:
+        """Note that the running thread no longer polls in vain."""
+        if self.current is not None:
+            self.current.polls = 0
 
     def pause(self) -> None:
         """Let others run, perhaps, before the running thread goes on."""

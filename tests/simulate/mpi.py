@@ -48,6 +48,7 @@ class Job:
         late: share of sends and collectives that complete late.
         is_fault_tolerant: whether a launch survives a death.
         abort: ends the launch with a status.
+        has_deaths: whether a rank has ended; only then dead ones are sought.
     """
 
     kernel: k.Kernel
@@ -59,6 +60,7 @@ class Job:
     learnt: dict[tuple[k.Process, k.Process], float] = field(default_factory=dict)
     communicators: dict[Any, _Shared] = field(default_factory=dict)
     world: _Shared | None = None
+    has_deaths: bool = False
 
     def latency(self) -> float:
         """Return the duration of a message."""
@@ -183,6 +185,8 @@ class Intracomm:
     # ---- deaths ----
 
     def _dead(self, ranks: Sequence[int] | None = None) -> list[int]:
+        if not self._job.has_deaths:
+            return []
         members = self._shared.members
         return [
             rank
@@ -222,6 +226,7 @@ class Intracomm:
         self._sent_s[dest, tag] = visible_s
         envelope = _Envelope(self.rank, tag, content, visible_s, read)
         self._shared.boxes[dest][tag].append(envelope)
+        kernel.progress()
         done_s = kernel.now if kernel.random.random() < 0.5 else None
         if read is not None and done_s is not None:  # buffered
             envelope.content = read()
@@ -258,6 +263,7 @@ class Intracomm:
 
     def _take(self, envelope: _Envelope) -> None:
         self._shared.boxes[self.rank][envelope.tag].remove(envelope)
+        self._job.kernel.progress()
 
     def improbe(self, source: int = ANY_SOURCE, tag: int = 0) -> Message | None:
         self._job.kernel.check_alive()
@@ -310,6 +316,7 @@ class Intracomm:
         collective.arrived[self.rank] = kernel.now
         collective.parts[self.rank] = part
         kernel.reach("arrived")
+        kernel.progress()
         after_s = self._job.latency()
 
         def is_over() -> bool:

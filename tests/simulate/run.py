@@ -37,7 +37,8 @@ class Outcome:
         launches: number of launches.
         counts: how often each fault happened.
         history: the last events.
-        waiting: what each thread waited for at the end, if it failed.
+        waiting: what each thread waited for at the end, if it failed or was stopped.
+        output: what the ranks have printed.
     """
 
     seed: int
@@ -56,6 +57,10 @@ class Outcome:
         history = zlib.crc32("\n".join(self.history).encode())
         return f"{self.launches} {self.steps} {self.virtual_s:.6f} {history}"
 
+    def describe(self, events: int) -> str:
+        """Describe the end of the run: the last events, and who waits for what."""
+        return "\n".join((*self.history[-events:], "", self.waiting))
+
 
 def simulate(
     case: Case,
@@ -68,7 +73,7 @@ def simulate(
     Args:
         root: a folder in memory, which is created and deleted.
         trace: receives each event.
-        until_s: stop at this virtual time, to see who waits for what.
+        until_s: stop at the first event after this virtual time, to see who waits for what.
     """
     kernel = k.Kernel(case.seed)
     kernel.trace = trace
@@ -81,6 +86,7 @@ def simulate(
             run.all(until_s)
         except Exception as error:
             outcome.failure = f"{type(error).__name__}: {error}"
+        if outcome.failure or until_s is not None:
             outcome.waiting = kernel.describe()
         outcome.output = run.output()
         outcome.launches = len(run.cluster.launches)
@@ -143,7 +149,8 @@ class _Run:
 
     @property
     def _is_stopped(self) -> bool:
-        return self._until_s is not None and self.kernel.now >= self._until_s
+        history = self.kernel.history
+        return self._until_s is not None and bool(history) and history[-1][0] > self._until_s
 
     def _launch(self, number: int) -> list[Launch]:
         """Give the command on each allocation, and wait until all have ended."""
@@ -178,8 +185,7 @@ class _Run:
             else:
                 kernel.call_at(began_s + event.at_s, happen)
         kernel.run(
-            lambda: all(launched.has_ended for launched in self.cluster.launches)
-            or self._is_stopped,
+            lambda: self.cluster.is_idle or self._is_stopped,
             began_s + _LONGEST_S,
             _MOST_STEPS,
         )

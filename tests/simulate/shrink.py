@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tests.simulate.cases import Case, smaller
 from tests.simulate.run import simulate
 
 _TRIES = 300
+_SEEDS = 3
 
 
 def kind_of(failure: str) -> str:
@@ -18,19 +19,26 @@ def kind_of(failure: str) -> str:
     return "".join(letter for letter in line if not letter.isdigit())[:60]
 
 
-def shrink(case: Any, root: Path, failure: str, say: Callable[[str], object]) -> Case:
-    """Drop faults, ranks, networks and epochs as long as the same failure remains."""
+def shrink(case: Case, root: Path, failure: str, say: Callable[[str], object]) -> Case:
+    """Drop faults, ranks, networks and epochs as long as the same failure remains.
+
+    A smaller case draws other random numbers, so it is tried with a few seeds.
+    """
     kind = kind_of(failure)
     tries = 0
     while True:
         for dropped, make in smaller(case):
-            tries += 1
-            if tries > _TRIES:
-                return case
-            candidate = make()
-            if kind_of(simulate(candidate, root).failure) == kind:
-                say(f"  without {dropped}")
-                case = candidate
-                break
+            candidates = [replace(make(), seed=case.seed + more) for more in range(_SEEDS)]
+            for candidate in candidates:
+                tries += 1
+                if kind_of(simulate(candidate, root).failure) == kind:
+                    break
+            else:
+                if tries > _TRIES:
+                    return case
+                continue
+            say(f"  without {dropped}, seed {candidate.seed}")
+            case = candidate
+            break
         else:
             return case

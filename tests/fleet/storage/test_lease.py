@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,13 @@ def test_lease_works_if_the_reply_to_a_link_is_lost(folder, monkeypatch):
 
     monkeypatch.setattr(os, "link", twice)
     hold(folder).check()
+
+
+def test_lease_waits_while_a_listing_lags(folder, monkeypatch):
+    hold(folder)
+    monkeypatch.setattr(lease_module, "newest_generation", lambda folder: 0)
+    pauses = list(islice(make("b").steps(folder), 100))
+    assert sum(pauses) >= 100 * Times().poll / 4
 
 
 def test_lease_raises_if_the_folder_is_unwritable(tmp_path):
