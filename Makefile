@@ -9,6 +9,8 @@ export PATH := $(BIN):$(PATH)
 export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+# Tests start hundreds of interpreters, which need not compile the same modules again.
+unexport PYTHONDONTWRITEBYTECODE
 # Number of parallel tests: launches wait more than they compute.
 WORKERS ?= 3
 
@@ -28,7 +30,7 @@ demo: env
 
 # Five minutes on two cores: one test of each kind, with fewer examples.
 test: env
-	FLEET_TEST_EXAMPLES=$${FLEET_TEST_EXAMPLES:-0.15} $(BIN)/python -m pytest -n $(WORKERS) -m "not long" $(PYTEST_ARGS)
+	FLEET_TEST_EXAMPLES=$${FLEET_TEST_EXAMPLES:-0.1} $(BIN)/python -m pytest -n $(WORKERS) -m "not long" $(PYTEST_ARGS)
 
 # A short selection, for an environment with another Python: make test-other VENV=.venv-3.13 PYTHON=3.13
 test-other: env

@@ -15,6 +15,7 @@ from fleet.errors import ExitStatus
 from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
+from tests.examples import long_but_first
 from tests.fleet.histories import record
 from tests.fleet.logs import START, as_text
 from tests.fleet.runtime.test_searching import ENTRY, Run
@@ -108,7 +109,7 @@ def raced(folder):
     return harvested(folder, ("twin", 1000.004, False))
 
 
-RUNS = pytest.mark.parametrize("make", [plain, resumed, searched, harvested, raced])
+RUNS = pytest.mark.parametrize("make", long_but_first(searched, plain, resumed, harvested, raced))
 
 
 def times(paths):
@@ -175,7 +176,7 @@ def test_report_at_uses_the_log_up_to_then_and_writes_nothing(make, tmp_path, ca
     assert files(paths.root) == before
 
 
-@pytest.mark.parametrize("make", [plain, resumed, searched, refused])
+@pytest.mark.parametrize("make", long_but_first(resumed, plain, searched, refused))
 def test_report_at_the_end_equals_the_table(make, tmp_path, capsys):
     paths = make(tmp_path)
     capsys.readouterr()

@@ -20,6 +20,7 @@ from fleet.api import read_history, read_results
 from fleet.export.tracked_run import TrackedObjective
 from fleet.export.trackers import TRACKERS, write
 from fleet.spec.dimensions import Range
+from tests.examples import long_but_first
 from tests.fleet.export.conftest import CHANGED, EARLY, LATE, RATE, SPACE, made_up
 
 optuna = pytest.importorskip("optuna", reason="Optuna is not installed: make test-track has it")
@@ -81,7 +82,9 @@ def test_optuna_study_per_entry_and_trial_per_network(tmp_path, name):
 
 
 @FORMS
-@pytest.mark.parametrize("before", [[LATE], [EARLY], [EARLY, EARLY], [CHANGED], [EARLY, CHANGED]])
+@pytest.mark.parametrize(
+    "before", long_but_first([EARLY, CHANGED], [LATE], [EARLY], [EARLY, EARLY], [CHANGED])
+)
 def test_optuna_rewrites_leave_no_duplicates(tmp_path, name, before):
     (tmp_path / "once").mkdir()
     for run in [*before, LATE]:

@@ -14,6 +14,7 @@ from fleet.spec import parse
 from fleet.spec.dimensions import Choices, Range
 from fleet.spec.entries import proposed_network
 from fleet.spec.enumeration import ends, size_of
+from tests.examples import long_but_first
 from tests.fleet.search.launches import LEARNING_RATE, Launch, run_killed, search_of
 from tests.places import ROOT
 from tests.refusals import refused
@@ -136,7 +137,7 @@ def test_pbt_replaces_each_stopped_network_by_a_child():
     }
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", long_but_first(*range(3)))
 def test_pbt_and_evolution_resume_after_kills(seed):
     draw = random.Random(seed)
     kills = [draw.randrange(40) for _ in range(12)]

@@ -19,7 +19,7 @@ from scheduler.files import read_json
 from scheduler.simulation.draw import convert, redraw_epochs, with_errors
 from scheduler.simulation.ensemble import simulate
 from scheduler.simulation.learning import Learning
-from tests.examples import examples
+from tests.examples import examples, long_but_first
 from tests.places import SHARED
 from tests.scheduler.strategies import ensembles
 
@@ -361,7 +361,7 @@ def test_global_literal_matches_table_4_of_the_paper(calibrated, gpus, total_s):
 
 
 @needs_ensemble
-@pytest.mark.parametrize(("gpus", "excess"), [(20, 1.03), (60, 1.04), (160, 1.09)])
+@pytest.mark.parametrize(("gpus", "excess"), long_but_first((20, 1.03), (60, 1.04), (160, 1.09)))
 def test_adaptive_is_close_to_the_bound_without_epochs(calibrated, gpus, excess):
     rates = redraw_epochs(calibrated, seed=gpus)
     wrong_rates = smooth_rates(with_errors(rates, 0.05, seed=gpus), gpus)
@@ -378,7 +378,7 @@ def test_adaptive_is_close_to_the_bound_without_epochs(calibrated, gpus, excess)
 
 
 @needs_ensemble
-@pytest.mark.parametrize("gpus", [20, 60, 160])
+@pytest.mark.parametrize("gpus", long_but_first(20, 60, 160))
 def test_online_rates_cost_adaptive_little(calibrated, gpus):
     rates, cluster = redraw_epochs(calibrated, seed=gpus), Cluster.of(gpus, 4)
     exact, learned = (

@@ -165,7 +165,7 @@ SMALL = [
 
 
 @pytest.mark.parametrize(("target", "args"), SMALL)
-@pytest.mark.parametrize("shape", [(28, 28, 1), (33, 64, 3)])
+@pytest.mark.parametrize("shape", [(28, 28, 1), pytest.param((33, 64, 3), marks=pytest.mark.long)])
 def test_small_families_give_logits_and_are_counted(build, target, args, shape):
     model = Architecture(target, args)
     built = build(model, shape, classes=5)
@@ -241,6 +241,7 @@ def test_application_names_are_functions_of_keras(keras):
     assert all(arguments <= set(inspect.signature(function).parameters) for function in functions)
 
 
+@pytest.mark.long
 def test_application_gives_logits_for_any_channels(build):
     built = build(Architecture("MobileNet", {"alpha": 0.25}), (32, 32, 1), classes=3)
     assert built.output_shape == (None, 3)

@@ -216,12 +216,16 @@ def check_equal(result, expected):
 
 @pytest.mark.parametrize(
     "model",
-    [
-        "weights",
+    long_but_first(
         "activities",
+        "weights",
         "of_a_sum",
-        *long_but_first("of_a_mean", "of_each_row", "of_weights", "of_several", "of_a_model"),
-    ],
+        "of_a_mean",
+        "of_each_row",
+        "of_weights",
+        "of_several",
+        "of_a_model",
+    ),
 )
 def test_penalties_match_keras_on_any_number_of_ranks(model):
     expected = fitted(model)

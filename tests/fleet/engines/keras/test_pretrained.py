@@ -10,6 +10,7 @@ from fleet.engines.initial_weights import match_patterns, match_weights
 from fleet.errors import SettingError
 from fleet.spec import Resources, parse
 from preprocess.sample import Affine, ArraySpec, SampleSpec
+from tests.examples import long_but_first
 from tests.fleet.engines.async_steps import take_step
 from tests.refusals import refused
 
@@ -76,7 +77,8 @@ def have_equal_weights(network, reference):
 
 
 @pytest.mark.parametrize(
-    "entry", [CNN, "build: starting_models:unnamed", "build: starting_models:sub"]
+    "entry",
+    long_but_first("build: starting_models:sub", CNN, "build: starting_models:unnamed"),
 )
 @pytest.mark.parametrize(
     ("ending", "affine"), [("weights.h5", None), ("keras", None), ("keras", Affine(0.02, -1.0))]

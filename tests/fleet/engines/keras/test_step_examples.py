@@ -95,6 +95,7 @@ def test_vae_equals_a_plain_loop():
     check_equal("keras_vae", 0.0, 1.0, 0.002, loss_of)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::fleet.errors.NetworkWarning")
 def test_simclr_equals_a_plain_loop():
     import tensorflow as tf
