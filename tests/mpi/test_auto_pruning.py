@@ -57,11 +57,11 @@ def check(run):
     assert max(scores, key=scores.get) in ended
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-def test_networks_pause_by_the_measured_evidence(launch, tmp_path, ranks):
-    check(launch(ranks, search_spec(tmp_path)))
+def test_networks_pause_by_the_measured_evidence(launch, tmp_path):
+    check(launch(3, search_spec(tmp_path)))
 
 
+@pytest.mark.long
 def test_a_killed_search_resumes_with_the_same_verdicts(launch, tmp_path):
     content = search_spec(tmp_path)
     process = launch.start(3, content)

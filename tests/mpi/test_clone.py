@@ -12,6 +12,7 @@ from fleet.errors import UserError
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status
+from tests.examples import long_but_first
 from tests.mpi.conftest import Launcher, spec
 
 RATE = "train.optimizer.learning_rate"
@@ -23,10 +24,7 @@ def launcher_and_spec(tmp_path, **parts):
     return Launcher(tmp_path), spec(tmp_path, MODELS, **content)
 
 
-@pytest.mark.parametrize(
-    "ranks",
-    [1, 3, pytest.param(2, marks=pytest.mark.long), pytest.param(5, marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize("ranks", long_but_first(3, 1))
 def test_clones_of_a_running_launch_start_warm_or_anew(tmp_path, ranks, capsys):
     launcher, content = launcher_and_spec(tmp_path, keep_open="3s")
     run = tmp_path / "run"
@@ -52,6 +50,7 @@ def test_clones_of_a_running_launch_start_warm_or_anew(tmp_path, ranks, capsys):
     assert rows["a-clone2"].parent_epoch == 2
 
 
+@pytest.mark.long
 def test_clones_for_the_next_launch_are_trained_by_it(tmp_path, capsys):
     launcher, content = launcher_and_spec(tmp_path)
     run = tmp_path / "run"

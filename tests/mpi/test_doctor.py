@@ -73,6 +73,7 @@ ENGINE = EngineInfo("speaking", make="speaking:NumpyEngine", families=frozenset(
 """
 
 
+@pytest.mark.long
 def test_doctor_times_custom_engine_that_imports_mpi(doctor):
     (doctor.folder / "speaking.py").write_text(ENGINE)
     content = spec(doctor.folder, MODELS, resources={"engine": "speaking:ENGINE"})

@@ -100,27 +100,6 @@ def results(harvest):
 
 
 @pytest.mark.long
-def test_harvest_two_launches_lose_one_epoch_at_most(harvest):
-    first, second = harvest.start(), harvest.start()
-    harvest.wait_until_both_train()
-    kill(first)
-    first.communicate()
-    status, output = end(second)
-    assert status == 0, output
-    harvest.check(results(harvest), again=1)
-    assert [event.took_over for event in leased(harvest)].count(True) == 1
-
-
-@pytest.mark.long
-def test_harvest_launches_train_each_epoch_once(harvest):
-    launches = [harvest.start(), harvest.start()]
-    harvest.wait_until_both_train()
-    ended = [end(process) for process in launches]
-    assert [status for status, _ in ended] == [0, 0], ended
-    harvest.check(results(harvest))
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("wrong_s", [600, -600])
 def test_harvest_takes_over_correctly_with_wrong_clocks(launch, tmp_path, wrong_s):
     gate = tmp_path / "gate"
@@ -251,19 +230,3 @@ def _trains(harvest, process):
         log.stem.endswith(tuple(processes)) and events_of(log, EpochEnded)
         for log in harvest.paths.event_logs()
     )
-
-
-@pytest.mark.long
-def test_harvest_exclusive_launch_waits_for_others(launch, tmp_path):
-    gate, lease = tmp_path / "gate", {"FLEET_LEASE": "10s"}  # none expires on a busy machine
-    harvest = Harvest(launch, tmp_path, samples=f"100:150:{gate}", source="gated", lease=lease)
-    first = harvest.start()
-    wait_until(harvest.epochs)
-    alone = launch(2, harvest.content, environment=lease)
-    gate.touch()
-    assert alone.status == 2
-    assert "another launch is running in this folder" in alone.output
-    assert end(first)[0] == 0
-    harvest.check(results(harvest))
-    again = launch(2, harvest.content, environment=lease)
-    assert (again.status, "4 of them already finished" in again.output) == (0, True)

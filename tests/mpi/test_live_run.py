@@ -86,38 +86,6 @@ def test_commands_add_pause_resume_and_stop_networks(tmp_path, capsys):
     assert main(["add", str(run), str(tmp_path / "entry.yaml")]) == 2
 
 
-@pytest.mark.long
-def test_added_networks_are_kept_when_the_run_resumes(tmp_path):
-    launcher, path = waiting_spec(tmp_path)
-    entry = {"family": "softmax", "name": "late", "train": {"stopping": {"max_epochs": 4000}}}
-    wrong = {"family": "softmax", "name": "wrong", "train": {"batch": {"size": 1000}}}
-    with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
-        running.add(entry)
-        running.add(wrong)
-        assert next(running.reports()).network == "late"
-        running.interrupt()
-    with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
-        assert next(iter(running.reports())).network == "late"
-        running.stop("late")
-    rows = {row.name: row for row in running.results()}
-    assert {name: row.status for name, row in rows.items()} == {
-        "late": Status.PRUNED,
-        "wrong": Status.FAILED,
-    }
-
-
-def test_launch_interrupted_at_start_is_resumed(tmp_path):
-    long = {"family": "softmax", "name": "net", "train": {"stopping": {"max_epochs": 10_000}}}
-    launcher, path = waiting_spec(tmp_path, models=[long])
-    with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
-        running.interrupt()
-        assert running.wait() is ExitStatus.RESUMABLE
-    with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
-        assert next(iter(running.reports())).network == "net"
-        running.stop("net")
-    assert [(row.name, row.status) for row in running.results()] == [("net", Status.PRUNED)]
-
-
 def test_interrupted_launch_may_finish_its_step(tmp_path):
     """mpirun would end ranks that do not react to a SIGTERM within a second."""
     (tmp_path / "rates.json").write_text(
@@ -137,6 +105,7 @@ def test_interrupted_launch_may_finish_its_step(tmp_path):
     assert read_state(RunPaths(running.run).last("net"), with_arrays=False).position > 0
 
 
+@pytest.mark.long
 def test_refused_launch_says_so_despite_earlier_logs(tmp_path):
     launcher = Launcher(tmp_path)
     path = launcher.write(spec(tmp_path, [{"family": "softmax"}]))

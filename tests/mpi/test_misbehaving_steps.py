@@ -52,7 +52,7 @@ def test_hanging_step_does_not_delay_walltime_end(launch, tmp_path, ranks):
         assert run.history("a") or run.history("c")
 
 
-@pytest.mark.parametrize("action", ["thread", "child"])
+@pytest.mark.parametrize("action", long_but_first("child", "thread"))
 def test_threads_and_children_do_not_delay_the_end(launch, tmp_path, action):
     content = spec(tmp_path, MODELS)
     options = {"program": PROGRAM, "environment": {"FLEET_TEST_STEP": action}}

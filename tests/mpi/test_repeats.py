@@ -10,6 +10,7 @@ from fleet.domain.events import NetworkVerdict, SearcherCalled
 from fleet.domain.events.search import REPEATS
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
+from tests.examples import long_but_first
 from tests.mpi.conftest import Launcher, kill, spec
 from tests.waiting import wait_until
 
@@ -52,10 +53,7 @@ def check(run, trials=4):
     assert len(reports) == len(set(reports)) == sum(counts[0] for counts in epochs.values())
 
 
-@pytest.mark.parametrize(
-    "ranks",
-    [1, 3, pytest.param(2, marks=pytest.mark.long), pytest.param(5, marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize("ranks", long_but_first(3, 1))
 def test_repeats_are_pruned_together_whatever_the_ranks(tmp_path, ranks):
     outcome = Launcher(tmp_path)(ranks, repeated_spec(tmp_path))
     assert outcome.status == 0, outcome.output
@@ -73,10 +71,10 @@ def has_lines(events, count, process):
     return events.exists() and len(events.read_bytes().splitlines()) > count
 
 
-@pytest.mark.parametrize("rule", ["asha", pytest.param("median", marks=pytest.mark.long)])
-def test_killed_launches_of_repeats_go_on(tmp_path, rule):
+@pytest.mark.long
+def test_killed_launches_of_repeats_go_on(tmp_path):
     launcher = Launcher(tmp_path)
-    content = repeated_spec(tmp_path, rule, epochs=30)
+    content = repeated_spec(tmp_path, epochs=30)
     events = RunPaths(tmp_path / "run").events
     for size in (40, 120):
         process = launcher.start(2, content)

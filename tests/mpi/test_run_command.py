@@ -15,6 +15,7 @@ from fleet import local_launch
 from fleet.errors import ExitStatus, InfrastructureError
 from fleet.storage.lease import newest_state
 from fleet.storage.results import read_results
+from tests.examples import long_but_first
 from tests.waiting import wait_until
 
 
@@ -43,7 +44,7 @@ def spec_of(launch, tmp_path, epochs=2):
     )
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", long_but_first(2, 1, 3))
 def test_run_trains_and_prints_the_mpirun_line(launch, tmp_path, ranks):
     process = fleet("run", spec_of(launch, tmp_path), "-np" if ranks == 2 else "-n", ranks)
     out, err = process.communicate(timeout=300)
@@ -105,7 +106,7 @@ def ranks_of(spec):
     return processes
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("ranks", long_but_first(3, 1, 5))
 def test_run_saves_and_ends_upon_ctrl_c(endless, tmp_path, ranks):
     process = endless(ranks)
     await_epochs(process, tmp_path)
@@ -119,6 +120,7 @@ def test_run_saves_and_ends_upon_ctrl_c(endless, tmp_path, ranks):
     assert "prterun" not in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_run_saves_and_ends_upon_other_signals(endless, tmp_path, number):
     process = endless()
@@ -147,6 +149,7 @@ def test_second_ctrl_c_ends_run_at_once(endless, tmp_path):
     assert newest_state(tmp_path / "run" / ".fleet-lease").is_free
 
 
+@pytest.mark.long
 def test_ctrl_c_before_training_loses_nothing(endless, tmp_path):
     process = endless(3)
     for line in process.stderr:

@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fleet.domain.events import GroupStarted, LaunchStarted, StreamStarted
+from fleet.domain.events import LaunchStarted, StreamStarted
 from fleet.stream.order import Epoch, RingOrder, StrictOrder, parse_path
 from preprocess.pipeline import Pipeline
 from preprocess.transforms import parse_transforms
-from tests.examples import long_but_first
 from tests.mpi.conftest import ROOT, read_lines, spec
-from tests.mpi.test_training import replayed
 from tests.sources import numbered
 
 RECORDING = (str(ROOT / "tests/mpi/record_samples.py"),)
@@ -74,24 +72,12 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize("ranks", long_but_first(3, 1, 2, 5))
-def test_each_network_gets_each_sample_once_per_epoch(launch, tmp_path, ranks):
+def test_each_network_gets_each_sample_once_per_epoch(launch, tmp_path):
+    before = set(Path("/dev/shm").glob("fleet-*"))
     content = spec(tmp_path, MODELS, samples=61, data=DATA)
-    run, records = run_recorded(launch, tmp_path, ranks, content)
+    run, records = run_recorded(launch, tmp_path, 3, content)
     check(run, records, content)
-
-
-@pytest.mark.long
-def test_three_preprocessors_give_the_stream_of_one(launch, tmp_path):
-    models = [*MODELS, {"family": "softmax", "name": "pair", "gpus": 2}]
-    content = spec(
-        tmp_path, models, samples=150, data=DATA, resources={"engine": "numpy", "preprocessors": 3}
-    )
-    run, records = run_recorded(launch, tmp_path, 5, content)
-    check(run, records, content)
-    assert {
-        len(event.devices) for event in run.events(GroupStarted) if event.network == "pair"
-    } == {2}
+    assert set(Path("/dev/shm").glob("fleet-*")) <= before
 
 
 @pytest.mark.long
@@ -111,59 +97,21 @@ def test_stream_leaves_out_rank_0_where_it_is_slower(launch, tmp_path):
 
 
 @pytest.mark.long
-def test_small_window_delays_the_stream_and_loses_nothing(launch, tmp_path):
-    content = spec(tmp_path, MODELS, samples=300, data={**DATA, "shared_memory": 64 * 16 * 3})
-    run, records = run_recorded(launch, tmp_path, 3, content)
-    check(run, records, content)
-
-
-@pytest.mark.long
-def test_the_stream_crosses_nodes_and_groups_span_them(launch, tmp_path):
-    models = [*MODELS, {"family": "softmax", "name": "both-nodes", "gpus": 4}]
-    content = spec(
-        tmp_path, models, samples=200, data=DATA, resources={"engine": "numpy", "preprocessors": 2}
-    )
-    run, records = run_recorded(launch, tmp_path, 6, content, FLEET_RANKS_PER_NODE="3")
-    check(run, records, content)
-    assert run.events(LaunchStarted)[0].nodes == 2
-
-
-RING = {**DATA, "order": "ring", "shards": 12}
-KEPT = {**DATA, "cache": "memory"}
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
-    "data",
-    long_but_first(RING, {**RING, "window": 20 * 16 * 3}, KEPT),
-    ids=["ring", "small ring", "kept"],
+    "data", [{"order": "ring", "shards": 12}, {"cache": "memory"}], ids=["ring", "kept"]
 )
-@pytest.mark.parametrize("nodes", long_but_first(2, 1))
-def test_stream_own_pace_gives_each_sample_once_per_epoch(launch, tmp_path, data, nodes):
+def test_stream_own_pace_gives_each_sample_once_per_epoch(launch, tmp_path, data):
     models = [
         *MODELS,
         {"family": "softmax", "name": "long", "gpus": 2, "train": {"stopping": {"max_epochs": 5}}},
     ]
     content = spec(
-        tmp_path, models, samples=230, data=data, resources={"engine": "numpy", "preprocessors": 2}
+        tmp_path,
+        models,
+        samples=230,
+        data={**DATA, **data},
+        resources={"engine": "numpy", "preprocessors": 2},
     )
-    run, records = run_recorded(launch, tmp_path, 6, content, FLEET_RANKS_PER_NODE=str(6 // nodes))
+    run, records = run_recorded(launch, tmp_path, 6, content, FLEET_RANKS_PER_NODE="3")
     check(run, records, content)
-    assert run.events(LaunchStarted)[0].nodes == nodes
-
-
-@pytest.mark.long
-def test_stream_ring_path_is_replayed_to_same_losses(launch, tmp_path):
-    models = [*MODELS, {"family": "softmax", "name": "pair", "gpus": 2}]
-    content = spec(tmp_path, models, samples=230, data={**RING, "shared_memory": 20 * 16 * 3})
-    run = launch(5, content)
-    assert run.status == 0, run.output
-    for model in run.results():
-        assert replayed(launch, content, run, model) < 1e-9
-
-
-def test_shared_memory_is_removed(launch, tmp_path):
-    before = set(Path("/dev/shm").glob("fleet-*"))
-    run = launch(2, spec(tmp_path, MODELS))
-    assert run.status == 0, run.output
-    assert set(Path("/dev/shm").glob("fleet-*")) <= before
+    assert run.events(LaunchStarted)[0].nodes == 2

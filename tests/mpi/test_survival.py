@@ -6,6 +6,7 @@ import pytest
 
 from fleet.domain.events import EpochEnded, GroupFailed, RankDied
 from fleet.stream.order import parse_path
+from tests.examples import long_but_first
 from tests.mpi.conftest import ROOT, spec
 from tests.mpi.test_training import replayed
 
@@ -76,38 +77,13 @@ def check(launch, run, content, names=("pair",)):
 
 @pytest.mark.parametrize(
     "deaths",
-    [
-        pytest.param({"1": (STEP, 30)}, id="the master inside an epoch", marks=pytest.mark.long),
-        pytest.param({"2": (STEP, 30)}, id="a worker inside an epoch"),
-        pytest.param(
-            {"2": ("runtime.training.loop:evaluate", 2)},
-            id="a worker that the master waits for",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            {"1": ("runtime.training.loop:TrainingLoop.next_order", 2)},
-            id="the master between two epochs",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            {"2": ("comm.ulfm:ULFMWorld.group", 1)},
-            id="a worker before there is a group",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            {"1": ("storage.writer:CheckpointWriter._write", 3)},
-            id="the master before it has written",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            {"1": ("storage.writer:write_history", 3)},
-            id="the master when it has written",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            {"1": (STEP, 30), "2": (STEP, 30)}, id="all of a group", marks=pytest.mark.long
-        ),
-    ],
+    long_but_first(
+        {"2": (STEP, 30)},
+        {"1": (STEP, 30), "2": (STEP, 30)},
+        {"1": ("storage.writer:CheckpointWriter._write", 3)},
+        {"1": ("storage.writer:write_history", 3)},
+    ),
+    ids=["a worker", "all", "the master before it has written", "the master when it has"],
 )
 def test_survival_only_the_failed_network_falls_back(launch, tmp_path, deaths):
     run, content = run_dying(launch, tmp_path, deaths)
@@ -131,29 +107,8 @@ def test_mistake_ends_a_launch_that_outlives_its_ranks(launch, tmp_path):
 
 
 @pytest.mark.long
-def test_survival_of_several_deaths_in_sequence(launch, tmp_path):
-    deaths = {"2": (STEP, 20), "3": (STEP, 60), "4": ("runtime.training.trainer:Trainer.run", 1)}
-    run, content = run_dying(launch, tmp_path, deaths)
-    assert run.status == 75, run.output  # one trainer is left, and the pair needs two
-    assert "3 ranks died, and 1 trainer is too few for pair" in run.output
-    again, content = run_dying(launch, tmp_path, {})
-    assert again.status == 0, again.output
-    check(launch, again, content)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "death",
-    [
-        pytest.param(("stream.filler:WindowFiller._produce", 30), id="inside the stream"),
-        pytest.param(
-            ("runtime.preprocessor:Preprocessor.step", 1),
-            id="before it has prepared anything",
-            marks=pytest.mark.long,
-        ),
-    ],
-)
-def test_survival_of_a_preprocessors_death(launch, tmp_path, death):
+def test_survival_of_a_preprocessors_death(launch, tmp_path):
+    death = ("stream.filler:WindowFiller._produce", 30)
     run, content = run_dying(
         launch, tmp_path, {"1": death}, ranks=6, resources={"engine": "numpy", "preprocessors": 2}
     )
@@ -161,42 +116,6 @@ def test_survival_of_a_preprocessors_death(launch, tmp_path, death):
     assert [event.rank for event in run.events(RankDied)] == [1]
     assert not run.events(GroupFailed)
     check(launch, run, content)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("nodes", [2, 1])
-@pytest.mark.parametrize(
-    "data",
-    [{"order": "ring", "shards": 10}, {}, {"cache": "memory"}],
-    ids=["ring", "strict", "kept"],
-)
-def test_survival_order_and_nodes_do_not_matter(launch, tmp_path, data, nodes):
-    dies = (1, 3)[nodes - 1]
-    filler, calls = ("SetFiller.step", 5) if "cache" in data else ("WindowFiller._produce", 20)
-    moment = (f"stream.filler:{filler}", calls)
-    run, content = run_dying(
-        launch,
-        tmp_path,
-        {str(dies): moment},
-        ranks=6,
-        data=data,
-        resources={"engine": "numpy", "preprocessors": 2},
-        environment={"FLEET_RANKS_PER_NODE": str(6 // nodes)},
-    )
-    assert run.status == 0, run.output
-    assert [event.rank for event in run.events(RankDied)] == [dies]
-    assert not run.events(GroupFailed)
-    check(launch, run, content)
-
-
-@pytest.mark.long
-def test_survival_of_an_idle_trainers_death(launch, tmp_path):
-    run, content = run_dying(
-        launch, tmp_path, {"5": ("runtime.training.trainer:Trainer.run", 1)}, ranks=6
-    )
-    assert run.status == 0, run.output
-    assert not run.events(GroupFailed)
-    check(launch, run, content, names=())
 
 
 @pytest.mark.long
@@ -210,12 +129,8 @@ def test_survival_does_not_consider_a_stopped_rank_dead(launch, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("rank", ["0", "2"])
-def test_survival_without_ulfm_all_end_and_job_resumes(launch, tmp_path, rank):
-    location = (
-        ("control.network_changes:NetworkChanges.end_epoch", 4) if rank == "0" else (STEP, 30)
-    )
-    run, content = run_dying(launch, tmp_path, {rank: location}, survive=rank == "0")
+def test_survival_without_ulfm_all_end_and_job_resumes(launch, tmp_path):
+    run, content = run_dying(launch, tmp_path, {"2": (STEP, 30)}, survive=False)
     assert run.status not in (0, 2, 3, 75)
     assert run.output.count("all ranks end") == 1
     again, content = run_dying(launch, tmp_path, {})

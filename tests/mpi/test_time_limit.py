@@ -8,7 +8,6 @@ from fleet.domain import events as ev
 from fleet.storage.checkpoint import read_state
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
-from tests.examples import long_but_first
 from tests.mpi.conftest import spec
 from tests.waiting import wait_until
 
@@ -24,9 +23,8 @@ def limited(tmp_path, max_time, models):
     return spec(tmp_path, models, samples=5000, source="slow", train=train)
 
 
-@pytest.mark.parametrize("ranks", long_but_first(3, 1, 2))
-def test_time_limit_ends_epochs_early(launch, tmp_path, ranks):
-    run = launch(ranks, limited(tmp_path, "2s", MODELS[: (ranks + 1) // 2]))
+def test_time_limit_ends_epochs_early(launch, tmp_path):
+    run = launch(3, limited(tmp_path, "2s", MODELS))
     assert run.status == 0, run.output
     for name, result in run.results().items():
         assert (result.status, result.reason) == ("finished", "max_time: 2.0 s")
@@ -37,6 +35,7 @@ def test_time_limit_ends_epochs_early(launch, tmp_path, ranks):
         assert last.val_loss > 0
 
 
+@pytest.mark.long
 def test_longer_time_limit_counts_earlier_launches(launch, tmp_path):
     assert launch(2, limited(tmp_path, "1s", MODELS[:1])).status == 0
     same = launch(2, limited(tmp_path, "1s", MODELS[:1]))
@@ -48,6 +47,7 @@ def test_longer_time_limit_counts_earlier_launches(launch, tmp_path):
     assert 2.5 - first.seconds <= second.seconds < 2.5
 
 
+@pytest.mark.long
 def test_time_limit_counts_a_begun_epoch(launch, tmp_path):
     content = limited(tmp_path, "4s", MODELS[:1])
     process = launch.start(2, content)
@@ -64,6 +64,7 @@ def test_time_limit_counts_a_begun_epoch(launch, tmp_path):
     assert record.seconds >= max(4, saved.seconds)
 
 
+@pytest.mark.long
 def test_replay_leaves_out_the_epoch_at_the_limit(launch, tmp_path):
     content = limited(tmp_path, "2s", MODELS[:1])
     content["data"]["path"] = "600"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fleet.domain import events as ev
 from fleet.engines.softmax import SoftmaxRegression
 from fleet.errors import ExitStatus, StorageError
-from fleet.storage.event_log import read_events, read_run_state
+from fleet.storage.event_log import read_run_state
 from tests.fleet.runtime.one_run.runner import Runner, cases, counting, few, shaky
 from tests.fleet.runtime.runs import Interruption, Signal
 from tests.refusals import refused
@@ -94,18 +94,6 @@ def test_deleted_network_folder_is_reported(folders, capsys):
     assert len(runner.history("n0")) == 3
     assert runner.launch() is ExitStatus.OK
     assert len(runner.events(ev.NetworkRolledBack)) == 1
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@few
-@given(cases(), st.lists(st.integers(1, 150), min_size=1, max_size=3))
-def test_killed_run_resumes_from_its_checkpoints(folders, case, moments):
-    runner = Runner(case, folders())
-    runner.finish_killed(moments)
-    events = runner.prepared.paths.events
-    assert isinstance(list(read_events(events))[-1].event, ev.LaunchEnded)
-    log = read_run_state(runner.prepared.paths)
-    assert not any(log.find_unlogged(name, runner.history(name)) for name in runner.results())
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

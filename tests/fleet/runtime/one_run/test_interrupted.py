@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from fleet.engines.softmax import SoftmaxRegression
 from fleet.errors import ExitStatus
@@ -39,13 +38,6 @@ def test_launches_short_of_time_finish_round_by_round(folders, case):
         assert sum(row.epochs for row in runner.results().values()) > done
     runner.check_epochs()
     assert {row.status for row in runner.results().values()} == {Status.FINISHED}
-
-
-@few
-@given(cases(), st.lists(st.integers(0, 120), min_size=1, max_size=3))
-def test_interrupted_run_trains_nothing_twice(folders, case, moments):
-    runner = Runner(case, folders())
-    runner.finish_interrupted(moments)
 
 
 def test_resume_reads_each_line_and_checkpoint_once(folders, monkeypatch):

@@ -1,28 +1,15 @@
-"""Whole runs, all ranks in one process: any ranks, any networks, any order of events."""
+"""Whole runs, all ranks in one process: orders of samples, and policies."""
 
 import dataclasses
 import sys
 
 import pytest
-from hypothesis import given
 
 from fleet.domain import events as ev
 from fleet.errors import ExitStatus, UserError
 from fleet.storage.event_log import read_events
-from fleet.storage.results import Status
 from fleet.stream.filler import WindowFiller
-from tests.fleet.runtime.one_run.runner import Case, Runner, cases, few
-
-
-@few
-@given(cases())
-def test_networks_train_to_their_end_as_if_alone(folders, case):
-    runner = Runner(case, folders())
-    assert runner.launch() is ExitStatus.OK
-    assert {row.status for row in runner.results().values()} == {Status.FINISHED}
-    for model in case.content["models"]:
-        assert len(runner.history(model["name"])) == model["train"]["stopping"]["max_epochs"]
-    runner.check_epochs()
+from tests.fleet.runtime.one_run.runner import Case, Runner
 
 
 @pytest.mark.parametrize(
