@@ -98,9 +98,9 @@ test-cluster: env
 test-cluster-all: env
 	$(BIN)/python -m pytest -rsP tests/cluster $(PYTEST_ARGS)
 
-# Faults at random moments: takes an hour and writes docs/reliability.md. Needs root to fill up disks.
+# Faults at random moments: takes an hour and writes docs/measured/faults.md. Needs root to fill up disks.
 chaos: env
-	$(BIN)/python -m tests.chaos $(or $(CHAOS_ARGS),--document docs/reliability.md $(if $(wildcard runs/digits/events.jsonl),--run runs/digits))
+	$(BIN)/python -m tests.chaos $(or $(CHAOS_ARGS),--document docs/measured/faults.md $(if $(wildcard runs/digits/events.jsonl),--run runs/digits))
 
 format: env
 	$(BIN)/ruff format .

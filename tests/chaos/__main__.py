@@ -1,4 +1,4 @@
-"""Inject faults at random moments: ``python -m tests.chaos --document docs/reliability.md``.
+"""Inject faults at random moments: ``python -m tests.chaos --document docs/measured/faults.md``.
 
 Repeat cases by their seeds: ``python -m tests.chaos --seeds 17``, ``--concurrent-seeds 3 4`` for
 launches that share a folder, ``--search-seeds 5`` for searches, ``--tensorflow-seeds 2`` for
@@ -148,9 +148,9 @@ def _carry_out(case):
 def document(outcomes, run=None, concurrent=(), searched=()):
     """Return the page of the results."""
     lines = [
-        "# Reliability: what happens to runs under random faults",
+        "# Real launches under random faults",
         "",
-        "`make chaos` (`python -m tests.chaos --document docs/reliability.md`) writes this page; "
+        "`make chaos` (`python -m tests.chaos --document docs/measured/faults.md`) writes this page; "
         "do not edit it.",
         "",
         "Does a run survive the death of a rank, a full disk, or a damaged checkpoint? Each case "
