@@ -150,8 +150,8 @@ def document(outcomes, run=None, concurrent=(), searched=()):
     lines = [
         "# Real launches under random faults",
         "",
-        "`make chaos` (`python -m tests.chaos --document docs/measured/faults.md`) writes this page; "
-        "do not edit it.",
+        "`make chaos` (`python -m tests.chaos --document docs/measured/faults.md`) writes this "
+        "page; do not edit it.",
         "",
         "Does a run survive the death of a rank, a full disk, or a damaged checkpoint? Each case "
         "is a small ensemble",

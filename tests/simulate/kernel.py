@@ -147,6 +147,7 @@ class Task:
         waits_for: what it waits for, for messages; empty while it runs.
         order: is incremented whenever it is scheduled; an older entry of the queue is obsolete.
         polls: number of polls since it has made progress.
+        is_sleeping: whether a signal interrupts its pause.
     """
 
     def __init__(
@@ -164,6 +165,7 @@ class Task:
         self.waits_for = "its first turn"
         self.order = 0
         self.polls = 0
+        self.is_sleeping = False
         self.local: dict[int, dict[str, Any]] = {}
         self.thread: Any = None
         self._function = function
@@ -339,8 +341,16 @@ class Kernel:
         if task is None:
             raise AssertionError("only a thread of a simulated process can sleep")
         self.check_alive()
-        self._schedule(self.now + max(seconds, 0.0) * task.process.slowness, task)
-        self._switch(task, reason)
+        end_s = self.now + max(seconds, 0.0) * task.process.slowness
+        task.is_sleeping = True
+        try:
+            self._schedule(end_s, task)
+            self._switch(task, reason)
+            while self.now < end_s:  # a signal was handled
+                self._schedule(end_s, task)
+                self._switch(task, reason)
+        finally:
+            task.is_sleeping = False
 
     def stretched(self, seconds: float) -> float:
         """Return how long a short pause really takes: other work keeps a polling rank waiting.
@@ -417,6 +427,9 @@ class Kernel:
             process.pending_signals.append(number)
             if process.wakeup is not None:
                 process.wakeup(number)
+            main = process.tasks[0]
+            if main.is_sleeping:
+                self._schedule(self.now, main)
 
     def _handle_signals(self, process: Process) -> None:
         while process.pending_signals:
