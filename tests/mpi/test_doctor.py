@@ -54,6 +54,7 @@ def test_doctor_reports_nothing_for_a_correct_launch(doctor):
     assert not (doctor.folder / "run").exists()
 
 
+@pytest.mark.long
 def test_doctor_times_imports_of_each_rank(doctor):
     _, lines, _ = doctor(spec(doctor.folder, MODELS), mpirun(2), more=("--startup", "--json"))
     startup = json.loads("\n".join(lines))["startup"]

@@ -29,9 +29,10 @@ def check_message(run, reason):
 
 
 @pytest.mark.long
-def test_full_disk_ends_run_and_it_resumes_with_room(launch, full_disk):
+@pytest.mark.parametrize("pages", [3, 9, 20])
+def test_full_disk_ends_run_and_it_resumes_with_room(launch, full_disk, pages):
     ballast = full_disk / "ballast"
-    ballast.write_bytes(bytes(4 * 1024 * 1024 - 4096 * 3))
+    ballast.write_bytes(bytes(4 * 1024 * 1024 - 4096 * pages))
     run = launch(3, content(full_disk))
     check_message(run, "No space left on device")
     saved = {

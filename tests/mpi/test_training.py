@@ -103,6 +103,7 @@ def test_training_walltime_stops_and_long_epochs_finish(launch, tmp_path):
     assert replayed(launch, {**content, "walltime": "1h"}, launches[-1], "one") < 1e-9
 
 
+@pytest.mark.long
 def test_training_finished_run_is_a_no_op_and_fresh_restarts(launch, tmp_path):
     content = spec(tmp_path, [{"family": "softmax"}])
     assert launch(2, content).status == 0
@@ -120,6 +121,7 @@ def test_training_finished_run_is_a_no_op_and_fresh_restarts(launch, tmp_path):
     )
 
 
+@pytest.mark.long
 def test_training_does_not_measure_rates_of_a_file(launch, tmp_path):
     rates = {
         "samples_per_epoch": 60,
@@ -139,6 +141,7 @@ def test_training_does_not_measure_rates_of_a_file(launch, tmp_path):
     )
 
 
+@pytest.mark.long
 def test_training_starts_immediately_and_shows_rates(launch, tmp_path):
     content = spec(
         tmp_path,
