@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tests.simulate.disk import Faults
+from tests.simulate.features import with_features
 
 # Kinds of faults that happen at a moment -> what happens.
 EVENTS = {
@@ -200,7 +201,7 @@ def make_case(seed: int) -> Case:
     nodes = draw.choice((1, 1, 1, 2, 3))
     ranks_per_node = draw.choice((1, 2, 3, 3, 4)) if nodes == 1 else draw.choice((2, 3, 4))
     launches = draw.randint(1, 4)
-    content = _content(draw, nodes, ranks_per_node)
+    content = with_features(seed, _content(draw, nodes, ranks_per_node))
     searches = any("search" in model for model in content["models"])
     return Case(
         seed,
@@ -366,8 +367,13 @@ def smaller(case: Case) -> list[tuple[str, Callable[[], Case]]]:
         offer("a rank", ranks_per_node=case.ranks_per_node - 1)
     if case.side_by_side > 1:
         offer("a launch beside", side_by_side=case.side_by_side - 1)
-    if "prune" in content:
-        offer("pruning", content={key: content[key] for key in content if key != "prune"})
+    for key in ("prune", "profile", "keep_open", "walltime"):
+        if key in content:
+            offer(key, content={name: content[name] for name in content if name != key})
+    for key in ("folds", "test", "shared_memory", "cache"):
+        if key in content["data"]:
+            data = {name: value for name, value in content["data"].items() if name != key}
+            offer(key, content={**content, "data": data})
     if case.fault_tolerant:
         offer("fault tolerance", fault_tolerant=False)
     for index in range(len(models)):

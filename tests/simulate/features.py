@@ -1,0 +1,276 @@
+"""Variety of specs: each feature changes a few keys, and a seed has any of them.
+
+The features of a seed are drawn apart from its cluster and its faults, so that a new feature does
+not change what other seeds mean.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+Content = dict[str, Any]
+Feature = Callable[[random.Random, Content], None]
+
+# Model functions whose networks fail, whatever happens.
+FAILING = (
+    "tests.sources:broken",
+    "tests.sources:not_a_number",
+    "tests.sources:exits",
+    "tests.sources:interrupts",
+    "tests.sources:too_large",
+)
+_SHARE = 0.05  # of seeds that have a feature
+
+
+def with_features(seed: int, content: Content) -> Content:
+    """Return a spec with the features of a seed."""
+    draw = random.Random(f"features {seed}")
+    chosen = [feature for feature in FEATURES.values() if draw.random() < _SHARE]
+    changed = copy.deepcopy(content)
+    for feature in chosen:
+        feature(draw, changed)
+    return changed
+
+
+def _train(draw: random.Random, content: Content) -> Content:
+    """Return the training settings of one of the networks."""
+    return draw.choice(content["models"])["train"]
+
+
+def _searches(content: Content) -> list[Content]:
+    return [model for model in content["models"] if "search" in model]
+
+
+def _plain(content: Content) -> list[Content]:
+    return [model for model in content["models"] if "search" not in model]
+
+
+# ---- data ----
+
+
+def _folds(draw: random.Random, content: Content) -> None:
+    content["data"]["source"] = "tests.sources:unvalidated"
+    content["data"]["folds"] = 2
+
+
+def _held_out(draw: random.Random, content: Content) -> None:
+    if content["data"]["source"] == "tests.sources:numbered":
+        content["data"]["source"] = "tests.sources:unvalidated"
+        content["data"]["validation"] = 0.3
+
+
+def _no_validation(draw: random.Random, content: Content) -> None:
+    if content["data"]["source"] == "tests.sources:numbered" and "prune" not in content:
+        content["data"]["source"] = "tests.sources:unvalidated"
+        content["data"]["validation"] = None
+        content["train"]["stopping"] = {"monitor": "loss"}
+
+
+def _test(draw: random.Random, content: Content) -> None:
+    content["data"]["path"] = str(int(content["data"]["path"]) + 10)
+    content["data"]["test"] = 0.2
+
+
+def _own_transforms(draw: random.Random, content: Content) -> None:
+    model = draw.choice(content["models"])
+    model["data"] = {
+        "transforms": [
+            {"center_crop": {"size": [4, 4]}},
+            *draw.choice(([], ["tests.sources:noise"])),
+            {"scale": {"mean": 0.4, "std": 0.5}},
+        ]
+    }
+
+
+def _scale_by_data(draw: random.Random, content: Content) -> None:
+    content["data"]["transforms"][-1] = {"scale": "data"}
+
+
+def _on_device(draw: random.Random, content: Content) -> None:
+    content["data"]["augment_on"] = "device"
+    content["data"]["transforms"][1] = {"random_crop": {"size": [4, 4], "padding": 1}}
+
+
+def _little_memory(draw: random.Random, content: Content) -> None:
+    content["data"]["shared_memory"] = draw.choice((3_000, 10_000, 100_000))
+
+
+def _unreadable(draw: random.Random, content: Content) -> None:
+    if content["data"]["source"] == "tests.sources:numbered":
+        content["data"]["source"] = "tests.sources:partly_bad"
+        content["data"]["path"] = str(max(8, int(content["data"]["path"])))
+        content["data"]["max_unreadable"] = 0.5
+
+
+def _many_samples(draw: random.Random, content: Content) -> None:
+    content["data"]["path"] = str(draw.randint(60, 120))
+
+
+# ---- training ----
+
+
+def _patience(draw: random.Random, content: Content) -> None:
+    stopping = _train(draw, content)["stopping"]
+    stopping["max_epochs"] = 6
+    stopping["patience"] = draw.randint(1, 2)
+
+
+def _stop_at(draw: random.Random, content: Content) -> None:
+    stopping = _train(draw, content)["stopping"]
+    stopping["stop_at"] = draw.choice((0.2, 0.4, 0.5))
+
+
+def _monitor(draw: random.Random, content: Content) -> None:
+    content["train"]["stopping"] = {"monitor": draw.choice(("loss", "val_loss", "accuracy"))}
+
+
+def _max_time(draw: random.Random, content: Content) -> None:
+    _train(draw, content)["stopping"]["max_time"] = draw.choice((0.02, 0.2, 1.0))
+
+
+def _measures(draw: random.Random, content: Content) -> None:
+    content["train"]["metrics"] = ["accuracy"]
+    content["train"]["label_smoothing"] = 0.1
+    content["train"]["class_weights"] = draw.choice(("balanced", {"a": 2.0}))
+
+
+def _batch_of_a_gpu(draw: random.Random, content: Content) -> None:
+    for model in _plain(content):
+        model["train"]["batch"]["when_scaled"] = "per_gpu"
+
+
+def _elastic(draw: random.Random, content: Content) -> None:
+    content["schedule"] = {"policy": "elastic"}
+    for model in content["models"]:
+        model["train"]["batch"] = {
+            "size": [2, draw.randint(3, 8)],
+            "learning_rate": draw.choice(("linear", "sqrt", "fixed")),
+        }
+
+
+# ---- networks ----
+
+
+def _function(draw: random.Random, content: Content) -> None:
+    model = draw.choice(_plain(content))
+    model.pop("family", None)
+    model["build"] = draw.choice(("tests.sources:zeros", "tests.sources:warning"))
+
+
+def _failing(draw: random.Random, content: Content) -> None:
+    content["models"].append(
+        {
+            "build": draw.choice(FAILING),
+            "name": "f",
+            "train": {"batch": {"size": 4}, "stopping": {"max_epochs": 2}},
+        }
+    )
+
+
+def _repeats(draw: random.Random, content: Content) -> None:
+    draw.choice(_plain(content))["repeats"] = 2
+
+
+def _grid(draw: random.Random, content: Content) -> None:
+    draw.choice(_plain(content))["grid"] = {"train.optimizer.learning_rate": [0.01, 0.03]}
+
+
+def _drawn(draw: random.Random, content: Content) -> None:
+    model = draw.choice(_plain(content))
+    if "grid" not in model:
+        model["space"] = {"train.optimizer.learning_rate": {"low": 0.01, "high": 0.1}}
+        model["count"] = 2
+
+
+def _search_options(draw: random.Random, content: Content) -> None:
+    for model in _searches(content):
+        model["search"].update(
+            draw.choice(
+                (
+                    {"budget": {"epochs": draw.randint(2, 9)}},
+                    {"repeats": 2},
+                    {"constraints": ["parameters <= 1e6"], "sampler": "random"},
+                )
+            )
+        )
+
+
+# ---- the launch ----
+
+
+def _measured(draw: random.Random, content: Content) -> None:
+    content["profile"] = {
+        "when": "offline",
+        "batches": draw.randint(2, 6),
+        "timed": 2,
+        "seconds": 0.5,
+        "spread": draw.choice((0.0, 0.5)),
+    }
+
+
+def _shared_devices(draw: random.Random, content: Content) -> None:
+    content["resources"]["networks_per_gpu"] = draw.choice((2, 3, "auto"))
+
+
+def _policy_options(draw: random.Random, content: Content) -> None:
+    content["schedule"] = draw.choice(
+        (
+            {"policy": "global", "round_end_share": 0.5, "pace_tolerance": "30%"},
+            {"policy": "global", "literal": True},
+            {"policy": "local", "pace_tolerance": "50%"},
+            {"policy": "local", "literal": True},
+        )
+    )
+
+
+def _learning_curve(draw: random.Random, content: Content) -> None:
+    content["prune"] = {"rule": "learning_curve", "min_epochs": 1, "min_trials": 1}
+
+
+def _quota(draw: random.Random, content: Content) -> None:
+    content["checkpoint"]["quota"] = draw.choice((60_000, 1_000_000))
+
+
+def _keep_open(draw: random.Random, content: Content) -> None:
+    content["keep_open"] = draw.choice((0.5, 5.0))
+
+
+def _walltime(draw: random.Random, content: Content) -> None:
+    content["walltime"] = draw.choice((20.0, 60.0))
+
+
+FEATURES: dict[str, Feature] = {
+    "folds": _folds,
+    "held-out validation": _held_out,
+    "no validation": _no_validation,
+    "test data": _test,
+    "own transforms": _own_transforms,
+    "scale by the data": _scale_by_data,
+    "augment on the device": _on_device,
+    "little memory": _little_memory,
+    "unreadable samples": _unreadable,
+    "many samples": _many_samples,
+    "patience": _patience,
+    "stop at": _stop_at,
+    "monitor": _monitor,
+    "time limit": _max_time,
+    "measures": _measures,
+    "batch of a GPU": _batch_of_a_gpu,
+    "elastic batch": _elastic,
+    "model function": _function,
+    "failing network": _failing,
+    "repeats": _repeats,
+    "grid": _grid,
+    "drawn networks": _drawn,
+    "search options": _search_options,
+    "measured rates": _measured,
+    "shared devices": _shared_devices,
+    "policy options": _policy_options,
+    "learning curve": _learning_curve,
+    "quota": _quota,
+    "open": _keep_open,
+    "walltime": _walltime,
+}

@@ -1,0 +1,113 @@
+"""What a network must have become: it is trained again, alone and undisturbed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fleet.comm.single_rank import SingleRankGroup
+from fleet.domain.network import EpochRecord
+from fleet.engines.softmax import NumpyEngine
+from fleet.spec import NetworkSpec, Stopping
+from fleet.stream.order import Epoch, parse_path
+
+
+@dataclass
+class LoneTraining:
+    """A network after each epoch of its history.
+
+    Attributes:
+        weights: its arrays.
+        scores: loss and accuracy of training, then of validation.
+    """
+
+    weights: list[dict[str, np.ndarray]]
+    scores: list[tuple[float, float, float, float]]
+
+
+def train_alone(prepared: Any, name: str, history: Sequence[EpochRecord]) -> LoneTraining:
+    """Train a network on the same epochs of the stream as in its history.
+
+    Args:
+        prepared: the launch, as rank 0 prepares it.
+        name: the network.
+        history: its epochs.
+    """
+    network = prepared.spec.by_name[name]
+    trainable = NumpyEngine(prepared.sample).build(network, SingleRankGroup())
+    inputs = prepared.inputs.by_pipeline
+    part = inputs.get(network.pipeline, inputs.get(""))
+    if not part.matches_stream:  # all transforms at once
+        part = replace(part, stream_target=None, packed_slice=None)
+    training = part.pipeline("train", prepared.spec.seed)
+    validation = part.pipeline("validation", prepared.spec.seed)
+    folds = None if network.fold is None else prepared.inputs.folds
+    result = LoneTraining([], [])
+    for record in history:
+        plan = prepared.order(training).plan_epoch(
+            Epoch(record.stream_epoch, parse_path(record.path))
+        )
+        used = np.arange(len(plan.indices))
+        if folds is not None:
+            used = np.flatnonzero(folds[plan.indices] != network.fold)
+        if record.cut_at:
+            used = used[: record.cut_at]
+        trainable.scale_learning_rate(_rate_factor(network, record))
+        sums = np.zeros(3)
+        for first in range(0, len(used), record.batch):
+            parts = [
+                _load(training, [plan.indices[row]], int(plan.productions[row]), True)
+                for row in used[first : first + record.batch]
+            ]
+            images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+            totals = trainable.step(images, labels, len(labels))
+            sums += (totals.loss, totals.correct, totals.count)
+        score = (math.nan, math.nan)
+        if validation is not None:
+            rows = np.arange(validation.samples)
+            if folds is not None:
+                rows = np.flatnonzero(folds == network.fold)
+            totals = trainable.evaluate(*_load(validation, rows, 0, False))
+            score = (totals.loss / totals.count, totals.correct / totals.count)
+        result.weights.append({key: np.array(array) for key, array in trainable.state().items()})
+        result.scores.append((*sums[:2] / sums[2], *score))
+    return result
+
+
+def _rate_factor(network: NetworkSpec, record: EpochRecord) -> float:
+    """Return the factor of the learning rate in an epoch."""
+    batch = network.train.batch
+    if batch.when_scaled == "per_gpu":
+        return record.gpus
+    if batch.is_elastic:
+        return batch.learning_rate_scale(record.batch)
+    return 1.0
+
+
+def _load(pipeline: Any, indices: Any, epoch: int, training: bool) -> Any:
+    inputs, targets = pipeline.empty(len(indices))
+    pipeline.load(indices, epoch, inputs, targets, training)
+    return inputs, targets
+
+
+def last_epoch(history: Sequence[EpochRecord], stopping: Stopping) -> int:
+    """Return the epoch after which training must have ended, by its stopping rule."""
+    best = -math.inf
+    improved = 0
+    seconds = 0.0
+    for record in history:
+        seconds += record.seconds
+        score = stopping.sign * record.value(stopping.metric)
+        if score > best + stopping.min_delta or record.epoch == 1:
+            best, improved = score, record.epoch
+        if stopping.stop_at is not None and best >= stopping.sign * stopping.stop_at:
+            return record.epoch
+        if stopping.patience is not None and record.epoch - improved >= stopping.patience:
+            return record.epoch
+        if stopping.max_time is not None and seconds >= stopping.max_time:
+            return record.epoch
+    return stopping.max_epochs
