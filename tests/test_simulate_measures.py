@@ -1,4 +1,4 @@
-"""How strong the simulation is: probes in statements, and mutants."""
+"""How strong the simulation is: features of specs, probes in statements, and mutants."""
 
 import ast
 import importlib.util
@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-from tests.simulate import coverage, mutants, rewriting
+from fleet.spec import parse
+from tests.simulate import coverage, features, mutants, rewriting
+from tests.simulate.cases import make_case
 from tests.simulate.coverage import Point
 
 SOURCE = """
@@ -55,7 +57,7 @@ def test_probes_tell_which_lines_and_branches_are_reached(module, x, outcomes):
 
 
 def test_coverage_of_a_seed_is_read_as_it_was_written():
-    seed = coverage.SeedCoverage(7, 2, 0.5, False, "2 90", frozenset({0, 3, 64}))
+    seed = coverage.SeedCoverage(7, 2, 0.5, "", "2 90", frozenset({0, 3, 64}))
     assert coverage.SeedCoverage.from_json(seed.to_json()) == seed
 
 
@@ -79,3 +81,19 @@ def test_statement_that_a_mutant_drops_has_probes():
     for path in rewriting.files():
         coverage.insert_probes(path, rewriting.parse(path), numbers)
     assert all(Point(mutant.path, mutant.line) in numbers for mutant in mutants.all_mutants())
+
+
+def test_features_of_any_seed_make_a_valid_spec():
+    for seed in range(20):
+        parse(make_case(seed).content)
+
+
+@pytest.mark.parametrize("name", features.FEATURES)
+def test_feature_changes_some_seeds(name, monkeypatch):
+    def content(seed, share):
+        monkeypatch.setattr(features, "FEATURES", {name: feature})
+        monkeypatch.setattr(features, "_SHARE", share)
+        return make_case(seed).content
+
+    feature = features.FEATURES[name]
+    assert any(content(seed, share=1) != content(seed, share=0) for seed in range(20))

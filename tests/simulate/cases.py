@@ -201,9 +201,9 @@ def make_case(seed: int) -> Case:
     nodes = draw.choice((1, 1, 1, 2, 3))
     ranks_per_node = draw.choice((1, 2, 3, 3, 4)) if nodes == 1 else draw.choice((2, 3, 4))
     launches = draw.randint(1, 4)
-    content = with_features(seed, _content(draw, nodes, ranks_per_node))
+    content = _content(draw, nodes, ranks_per_node)
     searches = any("search" in model for model in content["models"])
-    return Case(
+    case = Case(
         seed,
         nodes,
         ranks_per_node,
@@ -220,6 +220,7 @@ def make_case(seed: int) -> Case:
         side_by_side=1 if nodes > 2 or searches else draw.choice((1, 1, 1, 2, 3)),
         disk=_disk(draw, kinds),
     )
+    return replace(case, content=with_features(seed, content, case.side_by_side > 1))
 
 
 def _content(draw: random.Random, nodes: int, ranks_per_node: int) -> dict[str, Any]:

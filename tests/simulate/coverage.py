@@ -102,6 +102,7 @@ class SeedCoverage:
 
     Attributes:
         seconds: time of the processor.
+        failure: what went wrong; empty if all was well.
         digest: differs if the seed went otherwise.
         reached: numbers of points.
     """
@@ -109,7 +110,7 @@ class SeedCoverage:
     seed: int
     launches: int
     seconds: float
-    failed: bool
+    failure: str
     digest: str
     reached: frozenset[int] = field(repr=False)
 
@@ -170,7 +171,7 @@ class Probes:
             seed,
             outcome.launches,
             round(time.process_time() - began, 3),
-            bool(outcome.failure),
+            outcome.failure.partition("\n")[0][:200],
             outcome.digest,
             frozenset(number for number, bit in enumerate(self._reached) if bit),
         )
@@ -290,6 +291,9 @@ def main() -> int:
         ):
             say(str(point))
     launches = sum(seed.launches for seed in coverage.seeds)
+    for seed in coverage.seeds:
+        if seed.failure:
+            say(f"seed {seed.seed} failed: {seed.failure}")
     say(f"{len(coverage.seeds)} seeds, {launches} launches")
     for line in coverage.table():
         say(line)

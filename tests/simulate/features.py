@@ -25,14 +25,46 @@ FAILING = (
 _SHARE = 0.05  # of seeds that have a feature
 
 
-def with_features(seed: int, content: Content) -> Content:
-    """Return a spec with the features of a seed."""
+def with_features(seed: int, content: Content, shares_run: bool) -> Content:
+    """Return a spec with the features of a seed that can be combined.
+
+    Args:
+        seed: the seed.
+        content: the spec.
+        shares_run: whether several launches share the run.
+    """
     draw = random.Random(f"features {seed}")
     chosen = [feature for feature in FEATURES.values() if draw.random() < _SHARE]
-    changed = copy.deepcopy(content)
     for feature in chosen:
+        changed = copy.deepcopy(content)
         feature(draw, changed)
-    return changed
+        if _is_valid(changed, shares_run):
+            content = changed
+    return content
+
+
+def _is_valid(content: Content, shares_run: bool) -> bool:
+    from fleet.errors import UserError
+    from fleet.runtime.run_sharing import find_run_sharing
+    from fleet.spec import parse
+
+    try:
+        find_run_sharing(shares_run).check_spec(parse(content), "--share-run")
+    except UserError:
+        return False
+    return True
+
+
+def has_plain_data(content: Content) -> bool:
+    """Return True if networks see all samples of the source, with readable numbers in pixels."""
+    data = content["data"]
+    return (
+        data["source"] == "tests.sources:numbered"
+        and data["transforms"][-1] == {"scale": {"mean": 0.5, "std": 0.5}}
+        and not {"folds", "test", "augment_on"} & data.keys()
+        and not any("data" in model for model in content["models"])
+        and not any("max_time" in model["train"]["stopping"] for model in content["models"])
+    )
 
 
 def _train(draw: random.Random, content: Content) -> Content:

@@ -269,7 +269,7 @@ def _chosen_seeds(
     seeds: Sequence[coverage.SeedCoverage], number: int, count: int, longest_s: float
 ) -> list[coverage.SeedCoverage]:
     """Return the seeds that reach a statement, the shortest first."""
-    reaching = [seed for seed in seeds if number in seed.reached and not seed.failed]
+    reaching = [seed for seed in seeds if number in seed.reached and not seed.failure]
     reaching.sort(key=lambda seed: seed.seconds)
     chosen = []
     for seed in reaching[:count]:
