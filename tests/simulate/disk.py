@@ -295,11 +295,8 @@ class Disk:
 
     def _lag_s(self, path: str) -> float:
         """Return how long another node's listing of a name lags behind."""
-        return (
-            (zlib.crc32(path.removeprefix(str(self.root)).encode()) % 1000)
-            / 1000
-            * self.faults.lag_s
-        )
+        name = path.removeprefix(str(self.root))  # the same in whatever folder a seed is replayed
+        return (zlib.crc32(name.encode()) % 1000) / 1000 * self.faults.lag_s
 
     def backup(self, path: str) -> str | None:
         """Link a file that is about to lose its name; None if there is none."""
