@@ -83,13 +83,20 @@ def _plain(content: Content) -> list[Content]:
 # ---- data ----
 
 
+def _add_samples(content: Content, factor: int) -> None:
+    """Add samples, so that a part of them is still as many as there were."""
+    content["data"]["path"] = str(factor * int(content["data"]["path"]))
+
+
 def _folds(draw: random.Random, content: Content) -> None:
+    _add_samples(content, 2)
     content["data"]["source"] = "tests.sources:unvalidated"
     content["data"]["folds"] = 2
 
 
 def _held_out(draw: random.Random, content: Content) -> None:
     if content["data"]["source"] == "tests.sources:numbered":
+        _add_samples(content, 2)
         content["data"]["source"] = "tests.sources:unvalidated"
         content["data"]["validation"] = 0.3
 
@@ -102,7 +109,7 @@ def _no_validation(draw: random.Random, content: Content) -> None:
 
 
 def _test(draw: random.Random, content: Content) -> None:
-    content["data"]["path"] = str(int(content["data"]["path"]) + 10)
+    _add_samples(content, 2)
     content["data"]["test"] = 0.2
 
 
@@ -175,6 +182,7 @@ def _batch_of_a_gpu(draw: random.Random, content: Content) -> None:
 
 
 def _elastic(draw: random.Random, content: Content) -> None:
+    _add_samples(content, 2)
     content["schedule"] = {"policy": "elastic"}
     for model in content["models"]:
         model["train"]["batch"] = {

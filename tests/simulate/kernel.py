@@ -190,6 +190,7 @@ class Kernel:
         current: the running thread; None in the simulation itself.
         steps: turns so far.
         stretch: longest factor on the pauses between two polls.
+        cores: number of cores of a node.
         history: what has happened: (time, process, text).
         unhandled: errors that threads have raised and not caught.
     """
@@ -201,6 +202,7 @@ class Kernel:
         self.steps = 0
         self._threads = 0
         self.stretch = 1.0
+        self.cores = 64
         self.history: deque[tuple[float, str, str]] = deque(maxlen=_RECENT)
         self.processes: list[Process] = []
         self.unhandled: list[tuple[Task, BaseException]] = []

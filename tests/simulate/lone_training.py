@@ -13,6 +13,7 @@ from fleet.comm.single_rank import SingleRankGroup
 from fleet.domain.network import EpochRecord
 from fleet.engines.softmax import NumpyEngine
 from fleet.spec import NetworkSpec, Stopping
+from fleet.storage.checkpoint import read_state
 from fleet.stream.order import Epoch, parse_path
 
 
@@ -47,6 +48,8 @@ def train_alone(prepared: Any, name: str, history: Sequence[EpochRecord]) -> Lon
     validation = part.pipeline("validation", prepared.spec.seed)
     folds = None if network.fold is None else prepared.inputs.folds
     result = LoneTraining([], [])
+    if history and history[0].parent:
+        trainable.load(read_state(prepared.paths.first(name)).arrays)
     for record in history:
         plan = prepared.order(training).plan_epoch(
             Epoch(record.stream_epoch, parse_path(record.path))

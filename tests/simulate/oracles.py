@@ -124,7 +124,7 @@ class Observer:
         """Check the results once all is done."""
         prepared = prepare(
             Request(str(self.spec)),
-            Ranks(tuple(0 for _ in range(max(2, self.case.ranks))), None),
+            Ranks(tuple(0 for _ in range(max(2, self.case.ranks))), cores=self.kernel.cores),
             None,
             lambda plan: None,
             "",

@@ -76,6 +76,8 @@ def simulate(
     kernel = k.Kernel(case.seed)
     kernel.trace = trace
     kernel.stretch = case.stretch
+    if "networks_per_gpu" in case.content.get("resources", {}):
+        kernel.cores = 1
     disk = d.Disk(kernel, root, replace(case.disk))
     outcome = Outcome(case.seed)
     with k.running(kernel), d.mounted(disk):

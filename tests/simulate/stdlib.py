@@ -613,8 +613,10 @@ def install() -> None:
     signal.signal = _per_process(_set_signal, signal.signal)
     signal.set_wakeup_fd = _per_process(_set_wakeup, signal.set_wakeup_fd)
     signal.setitimer = _per_process(_set_timer, signal.setitimer)
-    os.cpu_count = _per_process(lambda kernel: 64, os.cpu_count)
-    os.sched_getaffinity = _per_process(lambda kernel, pid: set(range(64)), os.sched_getaffinity)
+    os.cpu_count = _per_process(lambda kernel: kernel.cores, os.cpu_count)
+    os.sched_getaffinity = _per_process(
+        lambda kernel, pid: set(range(kernel.cores)), os.sched_getaffinity
+    )
     os.pipe = _per_process(_pipe, os.pipe)
     select.poll = lambda: Poll() if k.active() is not None else _real_poll()
     atexit.register = _per_process(_at_exit, atexit.register)
