@@ -54,7 +54,7 @@ _real: dict[str, Any] = {
         "statvfs",
     )
 }
-_real_open = io.open
+real_open = io.open
 _real_flock = fcntl.flock
 
 
@@ -106,6 +106,11 @@ class Disk:
 
     Args:
         root: a folder in memory, for everything.
+
+    Attributes:
+        watch: is called with each call that a process has completed: its name, the path, and what
+            was written.
+        on_crash: is called after each crash of a node or of the storage.
     """
 
     def __init__(self, kernel: k.Kernel, root: Path, faults: Faults) -> None:
@@ -119,6 +124,8 @@ class Disk:
         self._removed: dict[str, dict[str, tuple[float, k.Node]]] = {}
         self._limits: dict[float, int] = {}
         self._backups = 0
+        self.watch: Callable[[str, str, bytes], None] | None = None
+        self.on_crash: Callable[[], None] = lambda: None
         shutil.rmtree(root, ignore_errors=True)
         self.shared.mkdir(parents=True)
         (root / "backups").mkdir()
@@ -223,6 +230,11 @@ class Disk:
                 if used + max(size, 1) > limit:
                     return True
         return False
+
+    def did(self, call: str, path: str, data: bytes = b"") -> None:
+        """Report a completed call."""
+        if self.watch is not None and self._is_shared(path):
+            self.watch(call, path, data)
 
     # ---- contents ----
 
@@ -335,6 +347,7 @@ class Disk:
     def crash_node(self, node: k.Node) -> None:
         """Lose or tear what a node has written and not synced; all its processes have ended."""
         self._lose(lambda file: node in file.nodes)
+        self.on_crash()
 
     def crash_storage(self) -> None:
         """Lose what was not synced by anyone, and undo changes of folders."""
@@ -351,6 +364,7 @@ class Disk:
                 changed_later.update(change.entries)
         self._changes.clear()
         self._lose(lambda file: bool(file.nodes))
+        self.on_crash()
 
     def _lose(self, is_lost: Callable[[_File], bool]) -> None:
         random = self.kernel.random
@@ -414,12 +428,16 @@ class SimulatedFile(io.FileIO):
                 self._disk.before("write", self._path, True, memoryview(data).nbytes)
             except OSError as error:
                 view = memoryview(data).cast("B")
-                if error.errno in _NO_SPACE and len(view) > 1:  # a part fits
-                    super().write(view[: self._disk.kernel.random.randrange(len(view))])
-                raise
+                if error.errno in _NO_SPACE:  # a part fits; the next call fails
+                    data = view[: self._disk.kernel.random.randrange(max(1, len(view)))]
+                if error.errno not in _NO_SPACE or not data:
+                    raise
             if self._disk._is_shared(self._path):
                 self._disk.written(self.fileno())
-        return super().write(data) or 0
+        written = super().write(data) or 0
+        if k.active() is not None:
+            self._disk.did("write", self._path, bytes(data))
+        return written
 
     def readinto(self, buffer: Any) -> int:
         if k.active() is not None:
@@ -460,7 +478,7 @@ def _open(
 ) -> Any:
     active = _active(file)
     if active is None:
-        return _real_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
+        return real_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
     disk, path = active
     kind = next(letter for letter in mode if letter in "rwax")
     updates = "+" in mode
@@ -515,6 +533,7 @@ def _os_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = N
     disk.kernel.process.descriptors.add(descriptor)
     if is_new:
         disk.changed((real_path,), lambda: _real["unlink"](real_path))
+        disk.did("create", real_path)
     if writes and disk._is_shared(real_path):
         disk.opened_for_writing(descriptor, is_new)
     return descriptor
@@ -575,6 +594,8 @@ def _rename(
 
     disk.changed((old, new), undo)
     disk.removed(old)
+    disk.did("rename", old)
+    disk.did("rename", new)
 
 
 def _link(source: Any, target: Any, **options: Any) -> None:
@@ -586,6 +607,7 @@ def _link(source: Any, target: Any, **options: Any) -> None:
     disk.before("link", new, True)
     _real["link"](disk.real_path(source), new)
     disk.changed((new,), lambda: _real["unlink"](new))
+    disk.did("link", new)
 
 
 def _unlink(path: Any, *, dir_fd: int | None = None) -> None:
@@ -600,6 +622,7 @@ def _unlink(path: Any, *, dir_fd: int | None = None) -> None:
     if backup is not None:
         disk.changed((real_path,), lambda: _real["rename"](backup, real_path))
     disk.removed(real_path)
+    disk.did("unlink", real_path)
 
 
 def _mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
@@ -611,6 +634,7 @@ def _mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
     disk.before("mkdir", real_path, True)
     _real["mkdir"](real_path, mode)
     disk.changed((real_path,), lambda: _real["rmdir"](real_path))
+    disk.did("mkdir", real_path)
 
 
 def _rmdir(path: Any, *, dir_fd: int | None = None) -> None:
@@ -622,6 +646,7 @@ def _rmdir(path: Any, *, dir_fd: int | None = None) -> None:
     disk.before("rmdir", real_path, True)
     _real["rmdir"](real_path)
     disk.changed((real_path,), lambda: _real["mkdir"](real_path))
+    disk.did("rmdir", real_path)
 
 
 def _listdir(path: Any = ".") -> list[str]:
@@ -630,6 +655,7 @@ def _listdir(path: Any = ".") -> list[str]:
         return _real["listdir"](path)
     disk, real_path = active
     disk.before("list", real_path, False)
+    disk.did("list", real_path)
     names = [
         name
         for name in sorted(_real["listdir"](real_path))

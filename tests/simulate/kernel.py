@@ -193,6 +193,7 @@ class Kernel:
         cores: number of cores of a node.
         history: what has happened: (time, process, text).
         unhandled: errors that threads have raised and not caught.
+        witness: receives what product code reports (:mod:`tests.simulate.witness`).
     """
 
     def __init__(self, seed: int) -> None:
@@ -206,6 +207,7 @@ class Kernel:
         self.history: deque[tuple[float, str, str]] = deque(maxlen=_RECENT)
         self.processes: list[Process] = []
         self.unhandled: list[tuple[Task, BaseException]] = []
+        self.witness: Any = None
         self.counts: Counter[str] = Counter()
         self.trace: Callable[[str], object] | None = None
         self._queue: list[tuple[float, float, int, Any, int]] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from fleet.domain import events as ev
 from fleet.domain.network import SCORES, EpochRecord
-from fleet.errors import ExitStatus
 from fleet.runtime.startup.launch import Ranks
 from fleet.runtime.startup.prepare import prepare
 from fleet.runtime.startup.request import Request
@@ -26,11 +25,16 @@ from tests.simulate import kernel as k
 from tests.simulate import mpi
 from tests.simulate.cases import Case
 from tests.simulate.cluster import Cluster, Launch
-from tests.simulate.features import FAILING
+from tests.simulate.features import FAILING, has_plain_data
+from tests.simulate.lease_oracle import LeaseOracle
+from tests.simulate.log_oracle import LogOracle
 from tests.simulate.lone_training import last_epoch, train_alone
+from tests.simulate.training_oracle import ORDERLY, TrainingOracle
+from tests.simulate.witness import Witness
 
 _EPOCH = re.compile(r"^\[.*?\] (n\d+) epoch (\d+)/", re.MULTILINE)
-_ORDERLY = (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
+# events of a group that has to begin again at its last checkpoint
+_FAILURES = {event.word for event in (ev.NetworkRetried, ev.NetworkRolledBack, ev.GroupFailed)}
 _TRACE = "Traceback (most recent call last)"
 # Errors that only a mistake in the program raises.
 _MISTAKES = re.compile(
@@ -44,7 +48,7 @@ class Failure(Exception):
     """An oracle objects."""
 
 
-class Observer:
+class Observer(Witness):
     """Watches the launches of a run."""
 
     def __init__(
@@ -67,10 +71,53 @@ class Observer:
         self.commands: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
         self._outdated: dict[int, int] = {}  # launch -> length of its output that no longer counts
         self._checked = 0
+        self._objections: list[str] = []
+        samples = int(case.content["data"]["path"]) if has_plain_data(case.content) else None
+        self._training = TrainingOracle(samples, self._objections.append)
+        self._logs = LogOracle(self._objections.append)
+        self._leases = LeaseOracle(disk, folder, self._objections.append)
+        kernel.witness = self
+        disk.watch = self._leases.did
+        disk.on_crash = lambda: self._logs.check(has_crashed=True)
+
+    # ---- what product code reports ----
+
+    def begins_part(self, process: k.Process, training: Any, state: Any) -> None:
+        self._training.begin(process, training, state)
+
+    def steps(self, process: k.Process, trainable: Any, inputs: Any, size: int) -> None:
+        self._training.step(process, trainable, inputs, size)
+
+    def reaches(self, process: k.Process, training: Any, state: Any) -> None:
+        self._training.reached(process, training, state)
+
+    def ends_epoch(self, process: k.Process, training: Any, state: Any) -> None:
+        self._training.end_epoch(process, training, state)
+
+    def begins_line(self, process: k.Process, path: Path, record: Any) -> Any:
+        if record["event"] in _FAILURES:
+            self._training.failed.add(record["network"])
+        return self._logs.begins_line(process, path, record)
+
+    def ends_line(self, path: Path, line: Any, is_written: bool) -> None:
+        self._logs.ends_line(path, line, is_written)
+
+    def synced_log(self, process: k.Process, path: Path) -> None:
+        self._logs.synced(process, path)
+
+    def decided(self, process: k.Process, path: Path, statuses: Mapping[str, Any]) -> None:
+        self._logs.decided(process, path, statuses)
+
+    # ---- during a launch ----
+
+    def shares_run(self, launch: Launch) -> None:
+        """Note that a launch shares the run with others."""
+        self._leases.sharing.add(str(launch.number))
 
     def storage_crashed(self) -> None:
         """Allow that files are lost that were acknowledged."""
         self.acknowledged.clear()
+        self._training.storage_crashed()
         for launched in self.cluster.launches:
             self._outdated[launched.number] = len("".join(launched.ranks[0].output))
 
@@ -82,6 +129,11 @@ class Observer:
 
     def launches_ended(self, launches: list[Launch]) -> None:
         """Check what must hold between two launches."""
+        self._logs.check(has_crashed=False)
+        for launched in launches if self.case.side_by_side == 1 else ():
+            self._logs.check_fold(self.paths.events, launched.ranks[0].label)
+        if self._objections:
+            raise Failure(self._objections[0])
         for launched in self.cluster.launches[self._checked :]:
             self._check_output(launched)
         self._checked = len(self.cluster.launches)
@@ -105,10 +157,10 @@ class Observer:
             text = "".join(launched.ranks[0].output)[self._outdated.get(launched.number, 0) :]
             for name, epoch in _EPOCH.findall(text):
                 # The last checkpoint may still be on its way to the disk when ranks are killed.
-                saved = int(epoch) - (launched.status not in _ORDERLY)
+                saved = int(epoch) - (launched.status not in ORDERLY)
                 self.acknowledged[name] = max(self.acknowledged.get(name, 0), saved)
         # Another one may have ended while it took over.
-        if any(launch.status not in _ORDERLY for launch in launches):
+        if any(launch.status not in ORDERLY for launch in launches):
             return
         for name, epoch in self.acknowledged.items():
             lookup = find_newest(self.paths, name, with_arrays=False)

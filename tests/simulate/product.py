@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from tests.simulate import kernel as k
+from tests.simulate import witness
 
 
 def _started(pid: int) -> str | None:
@@ -63,6 +64,7 @@ def install() -> None:
         return step(self, *arguments, **keywords)
 
     softmax.SoftmaxRegression.step = timed
+    witness.install()
 
     from fleet.runtime.rank_zero import RankZero
 

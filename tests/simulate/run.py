@@ -194,7 +194,7 @@ class _Run:
     def _start(self, nodes: list[k.Node], options: list[str]) -> Launch:
         case = self.case
         argv = [str(self.spec), "--plain", *options]
-        return self.cluster.launch(
+        launch = self.cluster.launch(
             nodes,
             case.ranks_per_node,
             lambda: _main(argv),
@@ -207,6 +207,9 @@ class _Run:
                 "XDG_CACHE_HOME": str(self.disk.shared / "cache"),
             },
         )
+        if "--share-run" in options:
+            self.observer.shares_run(launch)
+        return launch
 
     def _happen(self, event: Event, launch: Launch) -> None:
         kernel = self.kernel

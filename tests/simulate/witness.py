@@ -1,0 +1,127 @@
+"""Let product code report to the oracles what it does, where no file or message shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.simulate import kernel as k
+
+
+class Witness:
+    """What product code may report; an observer overrides what it wants to know."""
+
+    def begins_part(self, process: k.Process, training: Any, state: Any) -> None:
+        """A rank trains an epoch from a position on."""
+
+    def steps(self, process: k.Process, trainable: Any, inputs: Any, size: int) -> None:
+        """A rank takes its part in a training step."""
+
+    def reaches(self, process: k.Process, training: Any, state: Any) -> None:
+        """A rank has a state inside an epoch or at its end, which may be saved."""
+
+    def ends_epoch(self, process: k.Process, training: Any, state: Any) -> None:
+        """A rank ends an epoch."""
+
+    def begins_line(self, process: k.Process, path: Path, record: Any) -> Any:
+        """Rank 0 writes a line of an event log; returns what :meth:`ends_line` is given."""
+
+    def ends_line(self, path: Path, line: Any, is_written: bool) -> None:
+        """The line was written, or not."""
+
+    def synced_log(self, process: k.Process, path: Path) -> None:
+        """All lines of a log so far are on the disk."""
+
+    def decided(self, process: k.Process, path: Path, statuses: Mapping[str, Any]) -> None:
+        """A coordinator has carried out all effects of a decision."""
+
+
+def _current() -> tuple[Witness, k.Process] | None:
+    kernel = k.active()
+    if kernel is None or kernel.witness is None:
+        return None
+    assert kernel.process is not None
+    return kernel.witness, kernel.process
+
+
+def install() -> None:
+    """Wrap the functions that report; once, before a simulation."""
+    _watch_training()
+    _watch_logs()
+
+
+def _watch_training() -> None:
+    from fleet.engines.softmax import SoftmaxRegression
+    from fleet.runtime.training.loop import TrainingLoop
+
+    step = SoftmaxRegression.step
+    train_part = TrainingLoop._train_part
+    end_epoch = TrainingLoop._end_epoch
+    save = TrainingLoop._save
+
+    def watched_step(self: Any, inputs: Any, targets: Any, size: int, *more: Any) -> Any:
+        if current := _current():
+            current[0].steps(current[1], self, inputs, size)
+        return step(self, inputs, targets, size, *more)
+
+    def watched_part(self: Any, training: Any, state: Any, *more: Any) -> Any:
+        if current := _current():
+            current[0].begins_part(current[1], training, state)
+        result = train_part(self, training, state, *more)
+        if current:
+            current[0].reaches(current[1], training, result[0])
+        return result
+
+    def watched_end(self: Any, training: Any, state: Any, *more: Any) -> Any:
+        if current := _current():
+            current[0].ends_epoch(current[1], training, state)
+        return end_epoch(self, training, state, *more)
+
+    def watched_save(self: Any, training: Any, state: Any, *more: Any, **named: Any) -> Any:
+        if current := _current():
+            current[0].reaches(current[1], training, state)
+        return save(self, training, state, *more, **named)
+
+    SoftmaxRegression.step = watched_step
+    TrainingLoop._train_part = watched_part
+    TrainingLoop._end_epoch = watched_end
+    TrainingLoop._save = watched_save
+
+
+def _watch_logs() -> None:
+    from fleet.runtime.coordinator import Coordinator
+    from fleet.storage import event_log
+
+    add_line = event_log.add_line
+    sync = event_log.EventLog._sync
+    carry_out = Coordinator._carry_out_all
+
+    def watched_line(file: Any, path: Path, record: Any) -> None:
+        current = _current()
+        if current is None:
+            add_line(file, path, record)
+            return
+        line = current[0].begins_line(current[1], path, record)
+        is_written = False
+        try:
+            add_line(file, path, record)
+            is_written = True
+        finally:
+            if current[1].is_alive:
+                current[0].ends_line(path, line, is_written)
+
+    def watched_sync(self: Any) -> None:
+        sync(self)
+        if current := _current():
+            current[0].synced_log(current[1], self._path)
+
+    def watched_effects(self: Any, effects: Any) -> None:
+        carry_out(self, effects)
+        if effects and (current := _current()):
+            path = self.event_log._path
+            current[0].decided(current[1], path, self.results.run.statuses)
+
+    event_log.add_line = watched_line
+    event_log.EventLog._sync = watched_sync
+    Coordinator._carry_out_all = watched_effects
