@@ -109,6 +109,7 @@ class Coordinator:
         self._queue: deque[e.Input] = deque()  # inputs that the controller has not handled
         self._handled_deaths: frozenset[int] = frozenset()  # deaths that the controller has handled
         self._is_interrupted = False
+        self._has_failed = False
         self._before_s = 0.0 if run.launch is None else run.launch.ended_s  # of earlier launches
         self._estimator = Estimator(self.config.spec, self.results.networks, run)
         self._estimate_times = EstimateSchedule()
@@ -183,9 +184,20 @@ class Coordinator:
             self._log_event(warning)
 
     def step(self) -> bool:
-        """Receive waiting messages, decide, send; returns whether anything happened."""
-        if self.status is not None:
+        """Receive waiting messages, decide, send; returns whether anything happened.
+
+        After an error nothing more happens, whichever thread calls it: effects of a decision are
+        missing, and the log would have a gap.
+        """
+        if self.status is not None or self._has_failed:
             return False
+        try:
+            return self._step()
+        except BaseException:
+            self._has_failed = True
+            raise
+
+    def _step(self) -> bool:
         self._check_lease()
         self.results.write_if_due()
         self.profile.write_if_due()

@@ -480,6 +480,13 @@ class Lease:
                 _write_head(self.fence.folder, self.fence.generation, self._count + 1, "free")
             self.fence = NO_FENCE
 
+    def abandon(self) -> None:
+        """Leave the lease unreleased, so that the next launch takes it over as from a dead one."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.fence = NO_FENCE
+
     def __enter__(self) -> Lease:
         return self
 

@@ -71,6 +71,10 @@ class LeaseOracle:
         self._checked_s: dict[tuple[k.Process, str], float] = {}
         self.sharing: set[str] = set()  # launches that share the run
 
+    def storage_crashed(self) -> None:
+        """Forget all leases: their files may be gone, and so are all launches."""
+        self._resources.clear()
+
     def holds(self, process: k.Process, name: str) -> bool:
         """Return True if the launch of a process may write the files of a network."""
         launch = _launch_of(process)

@@ -118,6 +118,7 @@ class Observer(Witness):
         """Allow that files are lost that were acknowledged."""
         self.acknowledged.clear()
         self._training.storage_crashed()
+        self._leases.storage_crashed()
         for launched in self.cluster.launches:
             self._outdated[launched.number] = len("".join(launched.ranks[0].output))
 

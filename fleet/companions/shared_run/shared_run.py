@@ -21,7 +21,12 @@ from fleet.domain.network import EpochRecord, NetworkStatus
 from fleet.domain.run import FINISHED_UNLOGGED, has_full_history
 from fleet.errors import UserError
 from fleet.runtime.run_sharing import RunSharing
-from fleet.runtime.startup.folder import check_folder, take_folder, writing_into
+from fleet.runtime.startup.folder import (
+    abandoned_on_error,
+    check_folder,
+    take_folder,
+    writing_into,
+)
 from fleet.runtime.startup.launch import PreparedLaunch
 from fleet.runtime.startup.past import Past
 from fleet.spec import Spec
@@ -141,8 +146,9 @@ class SharedRun(RunSharing):
                         raise
                     time.sleep(_RETRY_S)
             # The previous launch may not have shared the run.
-            if lease.took_over and not read_holders(paths):
-                fence_out(paths)
+            with abandoned_on_error(lease):
+                if lease.took_over and not read_holders(paths):
+                    fence_out(paths)
 
     def start(self) -> None:
         """Begin to request leases; writes of the results are slowed down, and checked."""

@@ -47,10 +47,25 @@ def take_folder(paths: RunPaths, fresh: bool, lease: Lease | None) -> None:
         with writing_into(paths):
             lease.take(paths.lease, floor=newest_written_generation(paths))
             took_over = lease.took_over
-            if reclaim_networks(paths, lease) or took_over:
-                fence_out(paths)
+            with abandoned_on_error(lease):
+                if reclaim_networks(paths, lease) or took_over:
+                    fence_out(paths)
     if fresh and paths.root.exists():
         _empty(paths, stale_commands)
+
+
+@contextmanager
+def abandoned_on_error(lease: Lease) -> Iterator[None]:
+    """Abandon a lease if the disk refuses to fence out its former holder.
+
+    Then the next launch fences it out. Otherwise that one would miss the checkpoints of networks
+    whose folders are being moved.
+    """
+    try:
+        yield
+    except StorageError:
+        lease.abandon()
+        raise
 
 
 def write_spec(spec: Spec, paths: RunPaths) -> None:

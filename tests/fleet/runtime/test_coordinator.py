@@ -14,7 +14,7 @@ from fleet.control.launch_state import LaunchConfig, PriorRates
 from fleet.control.measurement import RateMeasurement
 from fleet.domain.events import GroupFailed
 from fleet.domain.network import TrainingState
-from fleet.errors import ExitStatus, InfrastructureError
+from fleet.errors import ExitStatus, InfrastructureError, StorageError
 from fleet.runtime.coordinator import Coordinator
 from fleet.runtime.external.tracking import Tracking
 from fleet.runtime.interrupt import Interruption
@@ -188,6 +188,21 @@ def test_coordinator_raises_an_error_that_ends_the_launch(make_launch):
     launch.world.dead_ranks = frozenset({2})
     with refused(InfrastructureError, "rank 2"):
         launch.receive()
+
+
+def test_coordinator_logs_nothing_after_an_error(launch, monkeypatch):
+    launch.receive(Ready(1), Ready(2), Joined("a"))
+    monkeypatch.setattr(launch.results, "on_event", refused_by_disk)
+    with pytest.raises(StorageError):
+        launch.receive(EpochDone("a", record(1), 0.5, ""))
+    monkeypatch.undo()
+    before = launch.paths.events.read_bytes()
+    launch.receive(EpochDone("a", record(2), 0.5, ""))  # by the watchdog's thread
+    assert launch.paths.events.read_bytes() == before
+
+
+def refused_by_disk(event):
+    raise StorageError("no space left")
 
 
 def test_coordinator_reports_protocol_violation_with_history(launch, caplog):
