@@ -277,8 +277,16 @@ class RankZero:
         }
 
     def _make_search(self) -> SearchController:
-        """Make the search controller, and restore it from the logs."""
+        """Make the search controller, and restore it from the logs.
+
+        A launch that works alone follows from all logs: launches that shared the run may have
+        paused networks that only this one can resume.
+        """
         launch = self._launch
+        if launch.request.shares_run or launch.replayed:
+            past_events = launch.past.events_of(launch.paths.events)
+        else:
+            past_events = launch.past.events()
         searches = launch.searches
         controller = make_controller(
             launch.spec,
@@ -291,7 +299,7 @@ class RankZero:
         )
         controller.restore(
             [
-                *launch.past.events_of(launch.paths.events),
+                *past_events,
                 *self._unlogged_events,
                 *(
                     event

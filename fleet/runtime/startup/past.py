@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from fleet.domain.events import Event
-from fleet.domain.run import RunState
-from fleet.domain.timeline import LoggedEvent, merge_logs, replay_log
+from fleet.domain.run import LaunchKilled, RunState
+from fleet.domain.timeline import LoggedEvent, dated_events, merge_logs, replay_log
 from fleet.errors import UserError
 from fleet.prediction.sample_file import read_columns
 from fleet.runtime.startup.request import Request
@@ -74,6 +74,16 @@ class Past:
     def events_of(self, log: Path) -> list[Event]:
         """Return the events of one log."""
         return [logged.event for logged in self._logs.get(log, ())]
+
+    def events(self) -> list[Event]:
+        """Return the events of all logs, in the order in which they happened."""
+        if len(self._logs) == 1:  # dates do not matter
+            return [logged.event for log in self._logs.values() for logged in log]
+        return [
+            event
+            for _, event, _ in dated_events(merge_logs(self._logs.values()))
+            if not isinstance(event, LaunchKilled)
+        ]
 
 
 def read_known_fingerprint(

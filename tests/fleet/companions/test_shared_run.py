@@ -11,15 +11,18 @@ from fleet.companions.shared_run.shared_run import SharedRun
 from fleet.control.effects import LeaseGranted
 from fleet.domain import events as ev
 from fleet.domain.timeline import LoggedEvent
+from fleet.errors import ExitStatus
 from fleet.runtime.resume import resume
 from fleet.storage.lease import Fence, Lease, Process
 from fleet.storage.paths import RunPaths
+from tests.fleet.histories import record
 from tests.fleet.logs import START, as_text
 from tests.fleet.runtime.runs import prepare
 from tests.fleet.runtime.test_searching import Run
 
 pytestmark = pytest.mark.usefixtures("quick")
 
+BESIDE = dataclasses.replace(START, beside=True, date=2e9)
 MODELS = [{"family": "softmax", "name": name} for name in "ab"]
 
 
@@ -58,17 +61,15 @@ def resumed(run):
 
 def write_verdict(paths, launch, verdict):
     """Write the log of another launch with a verdict on a network."""
+    verdicts = [LoggedEvent(0.1, ev.NetworkVerdict("a", 1, verdict, ("median",)))]
+    write_log(paths, launch, [LoggedEvent(0.0, BESIDE), *verdicts])
+
+
+def write_log(paths, launch, events):
+    """Write the log of another launch."""
     log = RunPaths(paths.root, launch).events
     log.parent.mkdir(exist_ok=True)
-    start = dataclasses.replace(START, beside=True, date=2e9)
-    log.write_text(
-        as_text(
-            [
-                LoggedEvent(0.0, start),
-                LoggedEvent(0.1, ev.NetworkVerdict("a", 1, verdict, ("median",))),
-            ]
-        )
-    )
+    log.write_text(as_text(events))
 
 
 def test_network_pruned_elsewhere_is_not_trained(half_done):
@@ -94,6 +95,19 @@ def test_network_pruned_or_paused_elsewhere_meanwhile(half_done, verdict, is_pru
     assert received["b"].status.outcome is None
     parallel.refresh()
     assert results.run.status_of("a").is_pruned is is_pruned
+
+
+def test_launch_alone_resumes_networks_that_others_paused(tmp_path):
+    prune = {"rule": "asha", "min_epochs": 1, "synchronous": True}
+    run = Run(tmp_path, {}, models=MODELS, epochs=2, prune=prune)
+    assert run.launch(turns=20) is None
+    events = [LoggedEvent(0.0, BESIDE)]
+    for name in "ab":
+        events.append(LoggedEvent(0.1, ev.EpochEnded(name, record(1))))
+        events.append(LoggedEvent(0.2, ev.NetworkVerdict(name, 1, "pause", ("asha",))))
+    write_log(run.paths, "17", events)
+    assert run.launch() is ExitStatus.OK
+    assert sorted(row.status for row in run.rows().values()) == ["finished", "pruned"]
 
 
 def test_log_finish_reason_of_killed_launch_is_added(
