@@ -230,3 +230,19 @@ def _trains(harvest, process):
         log.stem.endswith(tuple(processes)) and events_of(log, EpochEnded)
         for log in harvest.paths.event_logs()
     )
+
+
+@pytest.mark.long
+def test_harvest_exclusive_launch_waits_for_others(launch, tmp_path):
+    gate, lease = tmp_path / "gate", {"FLEET_LEASE": "10s"}  # none expires on a busy machine
+    harvest = Harvest(launch, tmp_path, samples=f"100:150:{gate}", source="gated", lease=lease)
+    first = harvest.start()
+    wait_until(harvest.epochs)
+    alone = launch(2, harvest.content, environment=lease)
+    gate.touch()
+    assert alone.status == 2
+    assert "another launch is running in this folder" in alone.output
+    assert end(first)[0] == 0
+    harvest.check(results(harvest))
+    again = launch(2, harvest.content, environment=lease)
+    assert (again.status, "4 of them already finished" in again.output) == (0, True)
