@@ -1,8 +1,7 @@
 """Inject faults at random moments: ``python -m tests.chaos --document docs/measured/faults.md``.
 
-Repeat cases by their seeds: ``python -m tests.chaos --seeds 17``, ``--concurrent-seeds 3 4`` for
-launches that share a folder, ``--search-seeds 5`` for searches, ``--tensorflow-seeds 2`` for
-TensorFlow.
+Repeat cases by their seeds: ``python -m tests.chaos --seeds 17``, ``--search-seeds 5`` for
+searches, ``--tensorflow-seeds 2`` for TensorFlow.
 """
 
 import argparse
@@ -23,16 +22,14 @@ from fleet.spec import load
 from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
 from tests.chaos import searches
-from tests.chaos.concurrent_launches import EPOCHS, LEASE_S, carry_out
 from tests.chaos.faults import FAULTS, MOST_LAUNCHES, TENSORFLOW_FAULTS, TRAINED, Case, Trial
 
 
 class Seeds(NamedTuple):
-    """Seeds of the cases: numpy engine, TensorFlow, launches that share a folder, searches."""
+    """Seeds of the cases: numpy engine, TensorFlow, searches."""
 
     numpy: Sequence[int]
     keras: Sequence[int]
-    concurrent: Sequence[int]
     searches: Sequence[int]
 
 
@@ -46,11 +43,6 @@ def parse(argv=None):
         "--tensorflow", type=int, default=10, help="number of cases with TensorFlow"
     )
     parser.add_argument(
-        "--concurrent",
-        type=int,
-        help="number of cases with launches that share a folder (default: 0.3 of --cases)",
-    )
-    parser.add_argument(
         "--searches",
         type=int,
         help="number of searches, each killed about five times (default: 1/8 of --cases)",
@@ -58,9 +50,6 @@ def parse(argv=None):
     parser.add_argument("--seeds", type=int, nargs="+", help="run only these numpy cases")
     parser.add_argument(
         "--tensorflow-seeds", type=int, nargs="+", help="run only these TensorFlow cases"
-    )
-    parser.add_argument(
-        "--concurrent-seeds", type=int, nargs="+", help="run only these cases of shared folders"
     )
     parser.add_argument("--search-seeds", type=int, nargs="+", help="run only these searches")
     parser.add_argument("--minutes", type=float, help="start no case after this time")
@@ -72,19 +61,14 @@ def parse(argv=None):
     numbers = (
         arguments.seeds,
         arguments.tensorflow_seeds,
-        arguments.concurrent_seeds,
         arguments.search_seeds,
     )
     if any(numbers):
         return arguments, Seeds(*(seeds or () for seeds in numbers))
-    concurrent, searched = arguments.concurrent, arguments.searches
-    if concurrent is None:
-        concurrent = round(0.3 * arguments.cases)
+    searched = arguments.searches
     if searched is None:
         searched = math.ceil(arguments.cases / 8)
-    return arguments, Seeds(
-        *map(range, (arguments.cases, arguments.tensorflow, concurrent, searched))
-    )
+    return arguments, Seeds(*map(range, (arguments.cases, arguments.tensorflow, searched)))
 
 
 def main():
@@ -100,21 +84,10 @@ def main():
             print(f"{len(cases) - len(outcomes)} cases are skipped: the time (--minutes) is over")
             break
         outcomes.append(_carry_out(case))
-    concurrent = [_run_concurrent(seed) for seed in seeds.concurrent]
     searched = [_run_search(seed) for seed in seeds.searches]
     if arguments.document:
-        arguments.document.write_text(document(outcomes, arguments.run, concurrent, searched))
-    return int(any(outcome.violation for outcome in [*outcomes, *concurrent, *searched]))
-
-
-def _run_concurrent(seed):
-    case = carry_out(seed)
-    print(
-        f"concurrent {seed}: {', '.join(case.faults)}: {case.again} epochs again, "
-        f"{case.seconds:.0f} s{f'; FAILED: {case.violation}' if case.violation else ''}",
-        flush=True,
-    )
-    return case
+        arguments.document.write_text(document(outcomes, arguments.run, searched))
+    return int(any(outcome.violation for outcome in [*outcomes, *searched]))
 
 
 def _run_search(seed):
@@ -145,7 +118,7 @@ def _carry_out(case):
     return outcome
 
 
-def document(outcomes, run=None, concurrent=(), searched=()):
+def document(outcomes, run=None, searched=()):
     """Return the page of the results."""
     lines = [
         "# Real launches under random faults",
@@ -179,14 +152,9 @@ def document(outcomes, run=None, concurrent=(), searched=()):
                 *_table(rows, faults),
                 "",
             ]
-    lines += _pauses(outcomes) + _concurrent_table(concurrent) + _search_table(searched)
+    lines += _pauses(outcomes) + _search_table(searched)
     if run is not None:
         lines += _checkpoint_cost(run)
-    lines += [
-        f"- launches over one folder, seed {case.seed}: {case.violation}"
-        for case in concurrent
-        if case.violation
-    ]
     lines += [
         f"- search, seed {case.seed}, {case.search}: {case.violation}"
         for case in searched
@@ -251,24 +219,6 @@ def _pauses(outcomes):
         "With `mpirun --with-ft ulfm`, for the ranks in the group of the dead rank:",
         "",
         *lines,
-        "",
-    ]
-
-
-def _concurrent_table(cases):
-    """Return the section on launches that share a folder."""
-    if not cases:
-        return []
-    good = sum(not case.violation for case in cases)
-    faults = [fault for case in cases for fault in case.faults]
-    again = [case.again for case in cases]
-    return [
-        f"## Launches over one folder: {len(cases)} cases, {good} passed",
-        "",
-        f"Two launches share four networks of {EPOCHS} epochs. One of them was killed "
-        f"{faults.count('kill')} times, and stopped {faults.count('stop')} times for "
-        f"{LEASE_S / 2:g} to {3 * LEASE_S:g} s, with leases of {LEASE_S:g} s; then another one was "
-        f"started. Epochs trained again: median {statistics.median(again):g}, max {max(again)}.",
         "",
     ]
 
