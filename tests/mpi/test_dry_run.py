@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from scheduler.ensemble.policies import POLICIES
-from tests.examples import long_but_first
 from tests.mpi.conftest import ROOT
 
 RATES = {
@@ -21,7 +20,8 @@ RATES = {
 }
 
 
-@pytest.mark.parametrize("policy", long_but_first("global", "adaptive"))
+@pytest.mark.long
+@pytest.mark.parametrize("policy", ["global", "adaptive"])
 def test_dry_run_of_spec_covers_pretended_nodes(launch, tmp_path, policy):
     spec = {
         "models": [{"family": "resnet", "name": network["name"]} for network in RATES["models"]],

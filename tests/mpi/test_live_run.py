@@ -151,9 +151,8 @@ def test_watch_follows_a_running_launch(tmp_path, capsys):
     assert main(["watch", str(running.run)]) == 2
 
 
-@pytest.mark.parametrize(
-    "survive", [False, pytest.param(True, marks=pytest.mark.long)], ids=["mpi", "ulfm"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("survive", [False, True], ids=["mpi", "ulfm"])
 def test_released_node_leaves_the_other_networks_training(tmp_path, capsys, survive):
     pytest.importorskip("fleet.companions.node_release")
     content = spec(

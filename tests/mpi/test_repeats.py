@@ -88,6 +88,7 @@ def test_killed_launches_of_repeats_go_on(tmp_path):
     check(tmp_path / "run")
 
 
+@pytest.mark.long
 def test_repeats_of_plain_entries_can_be_added_to_a_launch(tmp_path):
     launcher = Launcher(tmp_path)
     content = spec(tmp_path, [], keep_open="2s", train={"stopping": {"max_epochs": 2}})

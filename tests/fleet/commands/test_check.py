@@ -542,6 +542,7 @@ def of_roots(targets, outputs):
 )
 
 
+@pytest.mark.long
 @pytest.mark.tensorflow
 def test_check_locates_settings_that_cannot_train(check, folder):
     (folder / "check_unlearnable.py").write_text(UNLEARNABLE)

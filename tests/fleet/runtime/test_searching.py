@@ -194,14 +194,15 @@ ASHA = {"rule": "asha", "min_epochs": 1, "factor": 2}
 MEDIAN = {"rule": "median", "min_trials": 2}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("search", "prune"),
-    long_but_first(
+    [
         (CAREFUL, ASHA),
         (CAREFUL, {}),
         ({"max_trials": 8}, {**ASHA, "synchronous": True}),
         (CAREFUL, MEDIAN),
-    ),
+    ],
 )
 def test_search_killed_repeatedly_loses_nothing(tmp_path, search, prune):
     run = Run(tmp_path, search, prune=prune)

@@ -10,6 +10,7 @@ from fleet.engines.base import EngineContext
 from fleet.runtime.training.rate_measurement import make_samples
 from fleet.spec import Resources, parse
 from preprocess.deferred_augmentation import finished
+from tests.examples import long_but_first
 from tests.fleet.engines.async_steps import begin, take_step
 from tests.fleet.engines.deferred_samples import DTYPES, random_deferred_samples
 
@@ -64,7 +65,9 @@ def trained(train):
         network.close()
 
 
-@pytest.mark.parametrize("train", [{}, {"precision": "mixed_bfloat16"}], ids=["plain", "bfloat16"])
+@pytest.mark.parametrize(
+    "train", long_but_first({}, {"precision": "mixed_bfloat16"}), ids=["plain", "bfloat16"]
+)
 def test_augment_deferred_matches_host_bit_for_bit(train):
     (totals, outputs, state), (device_totals, device_outputs, device_state) = trained(train)
     assert totals == device_totals

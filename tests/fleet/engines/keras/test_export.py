@@ -8,6 +8,7 @@ from fleet.engines.base import EngineContext
 from fleet.errors import ModelError
 from fleet.spec import Resources, parse
 from preprocess.sample import Affine, ArraySpec, SampleSpec
+from tests.examples import long_but_first
 from tests.fleet.engines.async_steps import take_step
 from tests.refusals import refused
 
@@ -94,8 +95,8 @@ def build(function, sample=SAMPLE):
     )
 
 
-@pytest.mark.parametrize("sample", [SAMPLE, SCALED], ids=["plain", "scaled"])
-@pytest.mark.parametrize("function", ["branched", "requires_training"])
+@pytest.mark.parametrize("sample", long_but_first(SCALED, SAMPLE), ids=["scaled", "plain"])
+@pytest.mark.parametrize("function", long_but_first("branched", "requires_training"))
 def test_export_model_of_subclass_loads_without_code(tmp_path, function, sample):
     import keras
 

@@ -76,7 +76,7 @@ def test_kernels_train_like_keras(monkeypatch, model, optimizer, precision):
         )
 
 
-@pytest.mark.parametrize("name", ["adam", "sgd"])
+@pytest.mark.parametrize("name", long_but_first("adam", "sgd"))
 def test_kernels_accumulate_gradients_like_keras(monkeypatch, name):
     state, expected = (
         train(monkeypatch, PLAIN, {"name": name}, by_kernels, accumulate=2)[0]

@@ -208,7 +208,7 @@ def _weights(model):
     "model",
     [
         Architecture("cnn", {"dropout": 0.5}),
-        Architecture("MobileNet", {"alpha": 0.25}),
+        pytest.param(Architecture("MobileNet", {"alpha": 0.25}), marks=pytest.mark.long),
         Architecture("my_test_models:random_weights"),
     ],
     ids=lambda model: model.kind,

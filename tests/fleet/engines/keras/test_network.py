@@ -104,7 +104,9 @@ def steps(trainable, batch):
 
 @pytest.mark.parametrize("name", long_but_first("adamw", "sgd", "rmsprop"))
 @pytest.mark.parametrize(
-    "train", [{}, {"precision": "mixed_float16"}], ids=["plain", "with a loss scale"]
+    "train",
+    long_but_first({"precision": "mixed_float16"}, {}),
+    ids=["with a loss scale", "plain"],
 )
 def test_graphs_are_reused_for_other_hyperparameters(engine, batch, name, train):
     from fleet.engines.keras.exchange import NoExchange
@@ -401,6 +403,7 @@ for _ in range(20):
 """
 
 
+@pytest.mark.long
 def test_close_during_failing_step_does_not_deadlock():
     # In a separate process, because a deadlock would also stop the timeout of this test.
     subprocess.run([sys.executable, "-c", CLOSING], check=True, timeout=60, cwd=ROOT)

@@ -12,6 +12,7 @@ from fleet.errors import SettingError, SpecError
 from fleet.spec import Resources, parse
 from fleet.vocabulary.optimizers import COMMON, OPTIMIZERS
 from preprocess.sample import ArraySpec, SampleSpec
+from tests.examples import long_but_first
 from tests.fleet.engines.async_steps import take_step
 from tests.refusals import refused
 
@@ -243,11 +244,11 @@ def spare_and_normed(input_shape, classes):
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")  # a warning of Keras
 @pytest.mark.parametrize(
     "options",
-    [
+    long_but_first(
         {"name": "adamw", "weight_decay": 0.3},
         {"name": "sgd", "weight_decay": 0.3, "momentum": 0.9},
         {"name": "sgd", "weight_decay": 0.3, "use_ema": True, "ema_momentum": 0.8},
-    ],
+    ),
 )
 def test_network_with_spare_weights_trains_like_keras(options):
     import keras

@@ -12,6 +12,7 @@ from fleet.errors import SettingError
 from fleet.spec import Resources, parse
 from preprocess.sample import Affine, ArraySpec, SampleSpec
 from preprocess.target import TargetSpec
+from tests.examples import long_but_first
 from tests.refusals import refused
 
 pytestmark = pytest.mark.tensorflow
@@ -46,7 +47,7 @@ def take_step(trainable, rows, indices=None):
 
 
 @pytest.mark.filterwarnings("ignore::fleet.errors.NetworkWarning")
-@pytest.mark.parametrize("step", ["classify", "with_branch", "one_number"])
+@pytest.mark.parametrize("step", long_but_first("with_branch", "classify", "one_number"))
 def test_own_step_equals_the_named_loss(step):
     by_user, named = built(step), built()
     for seed in range(3):

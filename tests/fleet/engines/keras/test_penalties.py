@@ -233,7 +233,8 @@ def test_penalties_match_keras_on_any_number_of_ranks(model):
         check_equal(trained(model, ranks), expected)
 
 
-@pytest.mark.parametrize("model", long_but_first("activities", "weights", "of_a_mean"))
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["activities", "weights", "of_a_mean"])
 def test_unreadable_samples_are_excluded_from_penalties(model):
     counts = np.random.default_rng(0).random(ROWS) < 0.7
     counts[16:21] = False  # all rows of one of three ranks in a batch

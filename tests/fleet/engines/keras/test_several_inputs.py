@@ -12,6 +12,7 @@ from fleet.errors import ModelError
 from fleet.spec import Resources, parse
 from preprocess.sample import Affine, ArraySpec, SampleSpec
 from preprocess.target import class_target
+from tests.examples import long_but_first
 from tests.refusals import refused
 
 pytestmark = pytest.mark.tensorflow
@@ -81,7 +82,7 @@ def test_several_steps_a_call_equal_single_steps():
         assert single.loss == pytest.approx(expected.loss, abs=1e-5)
 
 
-@pytest.mark.parametrize("train", [{"xla": True}, {"precision": "mixed_bfloat16"}])
+@pytest.mark.parametrize("train", long_but_first({"precision": "mixed_bfloat16"}, {"xla": True}))
 def test_network_of_several_inputs_trains_with(train):
     batches = [rows_of(0)] * 8
     trainable = built(**train)
@@ -105,7 +106,7 @@ def test_unreadable_rows_of_several_inputs_are_left_out():
     assert totals.loss == pytest.approx(expected.loss, abs=1e-5)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", long_but_first(*MODELS))
 def test_network_of_several_inputs_is_exported(tmp_path, model):
     import keras
 

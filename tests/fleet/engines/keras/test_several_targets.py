@@ -74,6 +74,7 @@ def rows_of(sample, count=8):
     return (inputs, *sample.target.split(sample.target.random_targets(random, count)))
 
 
+@pytest.mark.long
 def test_example_equals_a_plain_loop(monkeypatch):
     import keras
     import tensorflow as tf

@@ -79,6 +79,7 @@ def check_equal(name, mean, std, rate, loss_of):
         assert weight.numpy() == pytest.approx(expected.numpy(), abs=1e-5), weight.path
 
 
+@pytest.mark.long
 def test_vae_equals_a_plain_loop():
     import keras
     import tensorflow as tf
