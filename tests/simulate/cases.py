@@ -220,7 +220,25 @@ def make_case(seed: int) -> Case:
         side_by_side=1 if nodes > 2 or searches else draw.choice((1, 1, 1, 2, 3)),
         disk=_disk(draw, kinds),
     )
-    return replace(case, content=with_features(seed, content, case.side_by_side > 1))
+    content = with_features(seed, content, case.side_by_side > 1)
+    return _with_deaths(replace(case, content=content))
+
+
+def _with_deaths(case: Case) -> Case:
+    """Return a case in which, for one seed of twenty, many ranks die that launches survive."""
+    draw = random.Random(f"deaths {case.seed}")
+    if draw.random() > 0.05 or case.ranks < 3:
+        return case
+    launches = max(case.launches, 2)
+    events = tuple(
+        Event(launch, draw.choice((0.2, 1.0)) * draw.random(), "kill rank", rank, draw.random())
+        for launch in range(launches)
+        for rank in draw.sample(range(1, case.ranks), min(3, case.ranks - 2))
+    )
+    kinds = tuple(dict.fromkeys((*case.kinds, "kill rank")))
+    return replace(
+        case, fault_tolerant=True, events=case.events + events, kinds=kinds, launches=launches
+    )
 
 
 def _content(draw: random.Random, nodes: int, ranks_per_node: int) -> dict[str, Any]:

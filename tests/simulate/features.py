@@ -22,6 +22,36 @@ FAILING = (
     "tests.sources:interrupts",
     "tests.sources:too_large",
 )
+SHARED = "SHARED-FOLDER"  # stands for the folder of the spec
+# Files beside the spec.
+FILES: Content = {
+    "rates.json": {
+        "samples_per_epoch": 40,
+        "gpus_per_node": 4,
+        "models": [
+            {"name": name, "rates": [900.0 / (number + 1), 1500.0 / (number + 1)]}
+            for number, name in enumerate(("n0", "n1", "n2", "n3", "s", "f"))
+        ],
+    },
+    "trials.json": {
+        "format": "fleet trials 1",
+        "source": "study",
+        "objectives": [{"value": "val_accuracy", "mode": "maximize"}],
+        "trials": [
+            {
+                "name": f"trial-{number}",
+                "values": {"train.optimizer.learning_rate": 0.02 * (number + 1)},
+                "outcome": outcome,
+                "results": [result],
+                "curve": [0.2, result],
+                "violations": [],
+            }
+            for number, (outcome, result) in enumerate(
+                (("finished", 0.5), ("pruned", 0.3), ("finished", 0.6), ("failed", None))
+            )
+        ],
+    },
+}
 _SHARE = 0.05  # of seeds that have a feature
 
 
@@ -232,6 +262,8 @@ def _search_options(draw: random.Random, content: Content) -> None:
                 (
                     {"budget": {"epochs": draw.randint(2, 9)}},
                     {"repeats": 2},
+                    {"warm_start": [f"{SHARED}/trials.json"]},
+                    {"warm_start": [f"{SHARED}/trials.json"], "repeats": 2},
                     {"constraints": ["parameters <= 1e6"], "sampler": "random"},
                 )
             )
@@ -249,6 +281,10 @@ def _measured(draw: random.Random, content: Content) -> None:
         "seconds": 0.5,
         "spread": draw.choice((0.0, 0.5)),
     }
+
+
+def _known_rates(draw: random.Random, content: Content) -> None:
+    content["schedule"]["rates"] = f"{SHARED}/rates.json"
 
 
 def _shared_devices(draw: random.Random, content: Content) -> None:
@@ -307,6 +343,7 @@ FEATURES: dict[str, Feature] = {
     "drawn networks": _drawn,
     "search options": _search_options,
     "measured rates": _measured,
+    "known rates": _known_rates,
     "shared devices": _shared_devices,
     "policy options": _policy_options,
     "learning curve": _learning_curve,

@@ -35,6 +35,7 @@ from tests.simulate.witness import Witness
 _EPOCH = re.compile(r"^\[.*?\] (n\d+) epoch (\d+)/", re.MULTILINE)
 # events of a group that has to begin again at its last checkpoint
 _FAILURES = {event.word for event in (ev.NetworkRetried, ev.NetworkRolledBack, ev.GroupFailed)}
+_DIFFERENCE = re.compile(r"^largest relative difference: (\S+)", re.MULTILINE)
 _TRACE = "Traceback (most recent call last)"
 # Errors that only a mistake in the program raises.
 _MISTAKES = re.compile(
@@ -113,6 +114,7 @@ class Observer(Witness):
     def shares_run(self, launch: Launch) -> None:
         """Note that a launch shares the run with others."""
         self._leases.sharing.add(str(launch.number))
+        self.may_replay: list[str] = []
 
     def storage_crashed(self) -> None:
         """Allow that files are lost that were acknowledged."""
@@ -211,6 +213,8 @@ class Observer(Witness):
             if row.epochs != epochs:
                 raise Failure(f"{name} has {row.epochs} epochs instead of {epochs}")
             self._check_row(row, history)
+            if epochs and network.train.batch.when_scaled == "fixed":
+                self.may_replay.append(name)
         foreign = self.paths.foreign_files()
         if foreign and not self.cluster.kernel.counts.get("crash storage"):
             raise Failure(f"files of unknown origin: {foreign}")
@@ -262,6 +266,13 @@ class Observer(Witness):
         for name in SCORES:
             if not np.isclose(row.value(name), best.value(name), rtol=1e-3, equal_nan=True):
                 raise Failure(f"{row.name}: {name} {row.value(name)} in the results, not {best}")
+
+    def replayed(self, launch: Launch, name: str) -> None:
+        """Check that the replay of a network gave the same losses and accuracies."""
+        output = "".join(launch.ranks[0].output)
+        difference = _DIFFERENCE.search(output)
+        if launch.status or difference is None or float(difference[1]) > 1e-9:
+            raise Failure(f"the replay of {name} returned {launch.status}: {output[-2000:]}")
 
     def _check_log(self, epochs: dict[str, int]) -> None:
         logged = Counter(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from typing import Any
 import yaml
 
 import fleet.run
+from fleet.comm import group
 from fleet.errors import ExitStatus
-from tests.simulate import commands
+from tests.simulate import commands, features
 from tests.simulate import disk as d
 from tests.simulate import kernel as k
 from tests.simulate.cases import Case, Event
@@ -22,6 +24,8 @@ from tests.simulate.cluster import Cluster, Launch
 from tests.simulate.oracles import Failure, Observer
 
 _LONGEST_S = 1800.0  # virtual seconds of one launch
+_SMALL_SUM = group._SMALL
+_REPLAYED = 6  # one of so many seeds ends with a replay of a network
 _CALM_LAUNCHES = 12  # launches without faults until all must be done
 _MOST_STEPS = 3_000_000  # of one launch
 _ENDED = (ExitStatus.OK, ExitStatus.NETWORK_FAILED)
@@ -78,6 +82,7 @@ def simulate(
     kernel.stretch = case.stretch
     if "networks_per_gpu" in case.content.get("resources", {}):
         kernel.cores = 1
+    group._SMALL = 64 if case.seed % 3 == 0 else _SMALL_SUM
     disk = d.Disk(kernel, root, replace(case.disk))
     outcome = Outcome(case.seed)
     with k.running(kernel), d.mounted(disk):
@@ -108,7 +113,10 @@ class _Run:
             node.clock_offset_s = offset
         self.folder = disk.shared / "run"
         self.spec = disk.shared / "spec.yaml"
-        self.spec.write_text(yaml.safe_dump({**case.content, "output": str(self.folder)}))
+        spec = yaml.safe_dump({**case.content, "output": str(self.folder)})
+        self.spec.write_text(spec.replace(features.SHARED, str(disk.shared)))
+        for name, content in features.FILES.items():
+            (disk.shared / name).write_text(json.dumps(content))
         self.observer = Observer(case, kernel, disk, self.cluster, self.folder, self.spec)
 
     def all(self, until_s: float | None) -> None:
@@ -124,8 +132,18 @@ class _Run:
             statuses = [launch.status for launch in launches]
             if number >= self.case.launches and all(status in _ENDED for status in statuses):
                 self._observe(self.observer.run_ended)
+                if self.observer.may_replay and self.case.seed % _REPLAYED == 0:
+                    self._replay(self.observer.may_replay[0])
                 return
         raise Failure(f"the run has not ended: the last statuses are {statuses}")
+
+    def _replay(self, name: str) -> None:
+        """Train a network again by FLEET itself, and check that nothing differs."""
+        options = ["--replay", str(self.folder), "--only", name]
+        launch = self._start(self.cluster.nodes[: self.case.nodes], options)
+        until_s = self.kernel.now + _LONGEST_S
+        self.kernel.run(lambda: self.cluster.is_idle, until_s, _MOST_STEPS)
+        self._observe(partial(self.observer.replayed, launch, name))
 
     def _observe(self, check: Callable[[], None]) -> None:
         """Run a check in a process of the cluster, on a disk without faults."""
