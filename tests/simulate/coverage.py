@@ -119,6 +119,11 @@ class SeedCoverage:
         bits = sum(1 << number for number in self.reached)
         return {**vars(self), "reached": f"{bits:x}"}
 
+    @property
+    def virtual_s(self) -> float:
+        """The virtual seconds that it took."""
+        return float(self.digest.split()[-1])
+
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> SeedCoverage:
         """Return the coverage of :meth:`to_json`."""

@@ -307,7 +307,7 @@ def _learning_curve(draw: random.Random, content: Content) -> None:
 
 
 def _quota(draw: random.Random, content: Content) -> None:
-    content["checkpoint"]["quota"] = draw.choice((60_000, 1_000_000))
+    content["checkpoint"]["quota"] = draw.choice((300_000, 1_000_000))
 
 
 def _keep_open(draw: random.Random, content: Content) -> None:

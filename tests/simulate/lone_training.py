@@ -24,10 +24,14 @@ class LoneTraining:
     Attributes:
         weights: its arrays.
         scores: loss and accuracy of training, then of validation.
+        tests: loss and accuracy on the test data; NaN without any.
+        keeps_best: whether the best epoch is tested, rather than the last.
     """
 
     weights: list[dict[str, np.ndarray]]
     scores: list[tuple[float, float, float, float]]
+    tests: list[tuple[float, float]]
+    keeps_best: bool
 
 
 def train_alone(prepared: Any, name: str, history: Sequence[EpochRecord]) -> LoneTraining:
@@ -47,7 +51,8 @@ def train_alone(prepared: Any, name: str, history: Sequence[EpochRecord]) -> Lon
     training = part.pipeline("train", prepared.spec.seed)
     validation = part.pipeline("validation", prepared.spec.seed)
     folds = None if network.fold is None else prepared.inputs.folds
-    result = LoneTraining([], [])
+    tested = part.pipeline("test", prepared.spec.seed)
+    result = LoneTraining([], [], [], "best" in prepared.spec.checkpoint.keep)
     if history and history[0].parent:
         trainable.load(read_state(prepared.paths.first(name)).arrays)
     for record in history:
@@ -69,13 +74,9 @@ def train_alone(prepared: Any, name: str, history: Sequence[EpochRecord]) -> Lon
             images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
             totals = trainable.step(images, labels, len(labels))
             sums += (totals.loss, totals.correct, totals.count)
-        score = (math.nan, math.nan)
-        if validation is not None:
-            rows = np.arange(validation.samples)
-            if folds is not None:
-                rows = np.flatnonzero(folds == network.fold)
-            totals = trainable.evaluate(*_load(validation, rows, 0, False))
-            score = (totals.loss / totals.count, totals.correct / totals.count)
+        rows = None if folds is None else np.flatnonzero(folds == network.fold)
+        score = _evaluate(trainable, validation, rows)
+        result.tests.append(_evaluate(trainable, tested, None))
         result.weights.append({key: np.array(array) for key, array in trainable.state().items()})
         result.scores.append((*sums[:2] / sums[2], *score))
     return result
@@ -89,6 +90,16 @@ def _rate_factor(network: NetworkSpec, record: EpochRecord) -> float:
     if batch.is_elastic:
         return batch.learning_rate_scale(record.batch)
     return 1.0
+
+
+def _evaluate(trainable: Any, pipeline: Any, rows: np.ndarray | None) -> tuple[float, float]:
+    """Return loss and accuracy on some rows of a split, or on all; NaN without the split."""
+    if pipeline is None:
+        return math.nan, math.nan
+    if rows is None:
+        rows = np.arange(pipeline.samples)
+    totals = trainable.evaluate(*_load(pipeline, rows, 0, False))
+    return totals.loss / totals.count, totals.correct / totals.count
 
 
 def _load(pipeline: Any, indices: Any, epoch: int, training: bool) -> Any:

@@ -15,6 +15,7 @@ import ast
 import hashlib
 import json
 import os
+import random
 import resource
 import shutil
 import signal
@@ -33,11 +34,20 @@ from tests.simulate.hashes import fix_hashes
 
 _SLOWER = 5.0  # a seed that takes so many times the time that it took does not end
 _SLOWER_S = 5.0  # ... and so many seconds more
+_LONGER = 2.0  # the same for the virtual time of a seed without faults
+_LONGER_S = 5.0
+_SHORTEST = 3  # number of the shortest seeds that are tried first
 _MOST_MEMORY = 4 << 30
 _LONGEST_FILE = 256 << 20
-# Calls that only write messages.
-_MESSAGES = ("log.", "print", "logging.", "warnings.")
-_NOT_CHANGED = ("__repr__", "__str__")
+# What is not changed, because the simulation cannot notice it:
+# calls that only write messages,
+_MESSAGES = ("log.", "print", "logging.", "warnings.", "self._say", "say", "progress")
+# functions that only make text: their names begin so,
+_TEXTS = ("__repr__", "__str__", "_repr_html_", "describe", "explain", "advise", "name_", "list_")
+# and the refusal of wrong input, or of a mistake of the program: simulated users make none.
+_REFUSALS = tuple(
+    "UserError SpecError InputError InvalidTransition AssertionError ValueError TypeError".split()
+)
 
 _SWAPS: dict[type, type] = {
     ast.Lt: ast.LtE,
@@ -110,7 +120,8 @@ class _Mutator(ast.NodeTransformer):
     def change(self, tree: ast.Module) -> None:
         """Change or list the functions of a file."""
         for self._function, node in rewriting.functions(tree):
-            if node.name not in _NOT_CHANGED:
+            is_text = node.name.startswith(_TEXTS) or node.name.strip("_").startswith(_TEXTS)
+            if not is_text and f"{self._path} {self._function}" not in rewriting.REPLACED:
                 self.visit(node)
         ast.fix_missing_locations(tree)
 
@@ -155,6 +166,8 @@ class _Mutator(ast.NodeTransformer):
         return node  # a message
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
+        if node.exc is not None and ast.unparse(node.exc).startswith(_REFUSALS):
+            return node
         return _never(node) if self._is_chosen(node, "no raise") else node
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
@@ -266,15 +279,21 @@ class Verdict:
 
 
 def _chosen_seeds(
-    seeds: Sequence[coverage.SeedCoverage], number: int, count: int, longest_s: float
+    mutant: Mutant,
+    seeds: Sequence[coverage.SeedCoverage],
+    number: int,
+    count: int,
+    longest_s: float,
 ) -> list[coverage.SeedCoverage]:
-    """Return the seeds that reach a statement, the shortest first."""
+    """Choose seeds that reach a mutant's statement: some of the shortest, then others at random."""
     reaching = [seed for seed in seeds if number in seed.reached and not seed.failure]
     reaching.sort(key=lambda seed: seed.seconds)
+    others = reaching[_SHORTEST:]
+    random.Random(mutant.order(0)).shuffle(others)
     chosen = []
-    for seed in reaching[:count]:
+    for seed in (*reaching[:_SHORTEST], *others):
         longest_s -= seed.seconds
-        if longest_s < 0 and chosen:
+        if (longest_s < 0 and chosen) or len(chosen) == count:
             break
         chosen.append(seed)
     return chosen
@@ -301,8 +320,13 @@ def _try(mutant: Mutant, seeds: Sequence[coverage.SeedCoverage], root: Path, not
         verdict.seconds = round(time.process_time(), 1)
         verdict.differed += outcome.digest != seed.digest
         verdict.seed, verdict.how = None, ""
-        if outcome.failure:
-            verdict.seed, verdict.how = seed.seed, outcome.failure.partition("\n")[0][:160]
+        how = outcome.failure.partition("\n")[0][:160]
+        # Without faults, a seed takes nearly the same time whatever the order of events.
+        is_slow = outcome.virtual_s > _LONGER * seed.virtual_s + _LONGER_S
+        if is_slow and not make_case(seed.seed).kinds:
+            how = how or f"it takes {outcome.virtual_s:.0f} s, not {seed.virtual_s:.0f} s"
+        if how:
+            verdict.seed, verdict.how = seed.seed, how
             break
     note.write_text(json.dumps(asdict(verdict)))
 
@@ -408,8 +432,10 @@ def main() -> int:
     numbers = {point: number for number, point in enumerate(measured.points)}
     statements = [coverage.Point(mutant.path, mutant.line) for mutant in mutants]
     seeds = [
-        _chosen_seeds(measured.seeds, numbers[statement], arguments.tries, arguments.seconds)
-        for statement in statements
+        _chosen_seeds(
+            mutant, measured.seeds, numbers[statement], arguments.tries, arguments.seconds
+        )
+        for mutant, statement in zip(mutants, statements, strict=True)
     ]
     detected = 0
     for number, verdict in _Workers(arguments.jobs, arguments.job).run(mutants, seeds):

@@ -19,10 +19,23 @@ from types import CodeType, FunctionType
 ROOT = Path(__file__).parents[2]
 ROOMS = ("comm", "control", "runtime", "storage", "stream")
 
-# Modules that the simulation replaces, or whose functions it replaces -> the reason.
+# Files that no simulation can run, or whose only effect is text that users read -> the reason.
 NOT_SIMULATED = {
     "fleet/comm/mpi.py": "the real MPI",
+    "fleet/runtime/external/tracking.py": "starts another program, which writes to trackers",
+    "fleet/runtime/resume_command.py": "a message: the command that resumes a run",
+    "fleet/runtime/startup/data_warnings.py": "messages: warnings of what surely hurts training",
+    "fleet/runtime/startup/engine_import.py": "imports TensorFlow or PyTorch",
+    "fleet/runtime/startup/padding.py": "inputs of unequal length, which take Keras or PyTorch",
+    "fleet/runtime/training/shared_gpus.py": "real GPUs: their MPS daemon",
+    "fleet/storage/leaderboard.py": "messages: tables of results",
 }
+# Functions that the simulation replaces (tests/simulate/product.py).
+REPLACED = (
+    "fleet/runtime/training/building.py kill_after",
+    "fleet/storage/lease.py _namespace",
+    "fleet/storage/lease.py _text",
+)
 
 
 def room_of(path: str) -> str:
