@@ -73,6 +73,8 @@ class Observer(Witness):
         self.commands: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
         self._outdated: dict[int, int] = {}  # launch -> length of its output that no longer counts
         self._checked = 0
+        self.may_replay: list[str] = []
+        self._leftovers = set[str]()
         self._objections: list[str] = []
         samples = int(case.content["data"]["path"]) if has_plain_data(case.content) else None
         self._training = TrainingOracle(samples, self._objections.append)
@@ -115,8 +117,6 @@ class Observer(Witness):
     def shares_run(self, launch: Launch) -> None:
         """Note that a launch shares the run with others."""
         self._leases.sharing.add(str(launch.number))
-        self.may_replay: list[str] = []
-        self._leftovers = set[str]()
 
     def storage_crashed(self) -> None:
         """Allow that files are lost that were acknowledged."""
