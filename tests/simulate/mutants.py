@@ -288,10 +288,10 @@ def _chosen_seeds(
     """Choose seeds that reach a mutant's statement: some of the shortest, then others at random."""
     reaching = [seed for seed in seeds if number in seed.reached and not seed.failure]
     reaching.sort(key=lambda seed: seed.seconds)
-    others = reaching[_SHORTEST:]
-    random.Random(mutant.order(0)).shuffle(others)
+    longer = reaching[_SHORTEST:]
+    random.Random(mutant.order(0)).shuffle(longer)
     chosen = []
-    for seed in (*reaching[:_SHORTEST], *others):
+    for seed in (*reaching[:_SHORTEST], *longer):
         longest_s -= seed.seconds
         if (longest_s < 0 and chosen) or len(chosen) == count:
             break

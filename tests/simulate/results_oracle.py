@@ -45,8 +45,8 @@ def check_row(
     seconds = sum(record.seconds for record in history)
     if not math.isclose(row.seconds, seconds, abs_tol=0.06, rel_tol=0.01):
         yield f"it took {row.seconds} s in the results, and {seconds} s by its epochs"
-    kept = row.best_epoch if lone.keeps_best else len(history)
-    for value, alone in zip((row.test_loss, row.test_accuracy), lone.tests[kept - 1], strict=True):
+    epoch = row.best_epoch if lone.keeps_best else len(history)
+    for value, alone in zip((row.test_loss, row.test_accuracy), lone.tests[epoch - 1], strict=True):
         if not _is_close(value, alone):
             yield f"the test data gave {value} in the results; alone: {alone}"
     rate = row.drawn.get("train.optimizer.learning_rate", row.drawn.get("learning_rate"))
