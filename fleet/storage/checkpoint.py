@@ -43,13 +43,13 @@ def write_state(
         path: path of the checkpoint.
         state: the state to write.
         previous: new name of the old checkpoint, once the new one is complete.
-        fence: the right to write; its generation is stored in the checkpoint.
+        fence: the right to write; its token is stored in the checkpoint as the generation.
 
     Raises:
         StorageError: the disk is full, the folder read-only, ...
         LeaseLost: another launch has taken the run over.
     """
-    state = dataclasses.replace(state, generation=fence.generation or state.generation)
+    state = dataclasses.replace(state, generation=fence.token or state.generation)
     record = vars(state) | {"history": [vars(epoch) for epoch in state.history]}
     write_verified(path, record.pop("arrays"), record, previous, write_check(fence, path))
 
@@ -70,10 +70,10 @@ def write_check(fence: Fence, path: Path) -> Callable[[], None]:
             return
         fence.check()
         newer = checkpoint_generation(path)
-        if newer > fence.generation:
+        if newer > fence.token:
             raise LeaseLost(
                 f"{path} is of a later launch (generation {newer}) than this one "
-                f"({fence.generation}), which ends and writes nothing more"
+                f"({fence.token}), which ends and writes nothing more"
             )
 
     return check

@@ -2,8 +2,11 @@
 
 A lease has a folder, and each of its holders a file there, named by a number: the generation.
 Whichever process creates the file of the next generation holds the lease; a file can be created
-once (by a link, or by ``O_EXCL``). File locks are not needed: on Lustre they are off by default,
-and may hold on one node only.
+once (by a link, or by ``O_EXCL``), and all who saw the same newest generation create the same one.
+File locks are not needed: on Lustre they are off by default, and may hold on one node only.
+
+Checkpoints store who has written them as a fencing token, which rises over all leases of a run. It
+is in the file of a generation: processes that skipped generations would not exclude each other.
 
 A holder renews its file every few seconds. Another launch takes the lease over if the holder has
 released it, if its process on this host has died, if it is an earlier run of the same batch job, or
@@ -91,6 +94,7 @@ class Holder:
             the namespace of the process id; empty if unknown.
         system, job, restarts: the batch system, the job id, and how often it was requeued; empty
             outside a job.
+        token: its fencing token; 0 in files of older versions, where it is the generation.
     """
 
     launch: str
@@ -102,6 +106,7 @@ class Holder:
     system: str = ""
     job: str = ""
     restarts: int = 0
+    token: int = 0
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}" + (
@@ -183,12 +188,19 @@ class Fence:
         generation: generation of the launch; 0 if it needs no lease and may always write.
         launch: its unique word.
         resource: what the right covers; empty for the folder around that of the lease.
+        excess: by how much the fencing token exceeds the generation.
     """
 
     folder: Path
     generation: int
     launch: str
     resource: str = ""
+    excess: int = 0
+
+    @property
+    def token(self) -> int:
+        """The fencing token, above those of all earlier holders; 0 if it needs no lease."""
+        return self.generation + self.excess
 
     def check(self) -> None:
         """Check that this launch holds the lease now.
@@ -246,6 +258,25 @@ def newest_generation(folder: Path) -> int:
         return max(map(int, _generations(folder)), default=0)
     except FileNotFoundError:
         return 0
+
+
+def newest_token(folder: Path, floor: int = 0) -> int:
+    """Return a number that no fencing token of a folder's holders exceeds.
+
+    Args:
+        folder: folder of the lease.
+        floor: what the result is not below; no holder knew a larger floor.
+    """
+    newest = newest_generation(folder)
+    for generation in range(newest, 0, -1):
+        text = read_generation(folder, generation)
+        if text is None:
+            break
+        holder = parse_lease(text).holder
+        if holder is not None:
+            # Each later holder, whose file a crash has torn, may have added one.
+            return max(holder.token, generation, floor) + newest - generation
+    return max(newest, floor)
 
 
 def _generations(folder: Path) -> list[str]:
@@ -432,8 +463,8 @@ class Lease:
 
         Args:
             folder: folder for the lease only; it is created if missing.
-            floor: the generation will be above it: that of files written before the folder was
-                deleted.
+            floor: the fencing token will be above it: that of files written with another lease, or
+                before the folder was deleted.
 
         Raises:
             UserError: another launch holds it.
@@ -521,7 +552,7 @@ class Lease:
 
         Args:
             folder: folder of the lease.
-            floor: the generation will be above it.
+            floor: the fencing token will be above it.
 
         Raises:
             UserError: another launch holds it.
@@ -539,9 +570,13 @@ class Lease:
             yield 0.0
             seen = self._observe(seen, newest, text)
             may_create = not newest or self._may_follow(seen, parse_lease(text), began)
-            if may_create and create_generation(folder, max(newest, floor) + 1, self.me):
+            generation = newest + 1
+            token = newest_token(folder, floor) + 1 if may_create else 0
+            me = replace(self.me, token=token)
+            if may_create and create_generation(folder, generation, me):
                 yield 0.0
-                self.fence = Fence(folder, max(newest, floor) + 1, self.me.launch, self._resource)
+                excess = token - generation
+                self.fence = Fence(folder, generation, me.launch, self._resource, excess)
                 mark_taken(folder, newest, self.me)
                 yield 0.0
                 if newest_generation(folder) == self.fence.generation:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fleet.storage.lease import Holder, Lease, is_held, newest_generation, newest_state
+from fleet.storage.lease import Holder, Lease, is_held, newest_state, newest_token
 from fleet.storage.paths import RunPaths
 
 
@@ -45,7 +45,7 @@ def reclaim_networks(paths: RunPaths, lease: Lease) -> bool:
     took_over = False
     for folder in sorted(paths.network_leases.glob("*/")):
         network_lease = lease.sibling(f"network {folder.name}")
-        network_lease.take(folder, floor=newest_generation(paths.lease))
+        network_lease.take(folder, floor=newest_token(paths.lease))
         took_over |= network_lease.took_over
         network_lease.release()
     return took_over

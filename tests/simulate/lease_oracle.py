@@ -130,8 +130,6 @@ class LeaseOracle:
     def _check_takeover(self, process: k.Process, key: str, before: _Holding) -> None:
         """Check that no launch takes the lease of a launch that lives and renews it."""
         silent_s = self._kernel.now - before.renewed_s
-        if self._disk.faults.lag_s:  # it may not see the holder's file yet
-            return
         if before.process.is_alive and not before.is_free and silent_s < Times.stale:
             self._object_to(
                 f"{process} takes {key} from {before.process}, which has renewed it "

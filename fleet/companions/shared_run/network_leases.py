@@ -13,7 +13,7 @@ from contextlib import suppress
 from fleet.errors import LeaseLost, StorageError, UserError
 from fleet.storage.fencing import fence_out
 from fleet.storage.files import storage_errors, with_retries
-from fleet.storage.lease import Lease, newest_generation, newest_state
+from fleet.storage.lease import Lease, newest_state, newest_token
 from fleet.storage.paths import RunPaths
 
 
@@ -166,8 +166,8 @@ class NetworkLeases:
             folder = self._paths.network_lease(name)
             folder.mkdir(parents=True, exist_ok=True)
             lease = self._lease.sibling(f"network {name}")
-            # A launch that was alone has written by the generation of the door.
-            steps = lease.steps(folder, floor=newest_generation(self._paths.lease))
+            # A launch that worked alone has written with a token of the folder's lease.
+            steps = lease.steps(folder, floor=newest_token(self._paths.lease))
         else:
             lease = self._lease.sibling("")
             steps = lease.steps(self._paths.lease)

@@ -247,7 +247,27 @@ def test_lease_deletes_old_generations(folder):
         lease.release()
     assert newest_generation(folder) == 20
     assert len(list(folder.iterdir())) == 8
-    assert hold(folder, floor=30).fence.generation == 31
+    assert hold(folder, floor=30).fence.token == 31
+
+
+def test_lease_of_launch_with_another_floor_is_not_taken(folder, monkeypatch):
+    first = hold(folder, floor=2)
+    monkeypatch.setattr(lease_module, "newest_generation", lambda folder: 0)  # a listing lags
+    assert Times().poll in islice(make("b").steps(folder, 3), 100)
+    monkeypatch.undo()
+    first.check()
+    assert newest_generation(folder) == 1
+
+
+@pytest.mark.parametrize("content", ["", "0000", f"{0:020d} held\n{{"])
+def test_token_rises_over_generations_that_a_crash_has_torn(folder, content):
+    hold(folder, floor=6).release()
+    assert hold(folder, "b", floor=8).fence.token == 9
+    (folder / "00000002").write_text(content)
+    third = make("c")
+    for pause in third.steps(folder, 8):
+        third._process.time += pause
+    assert third.fence.token == 10
 
 
 def test_lease_is_lost_with_its_folder(folder):
@@ -383,12 +403,13 @@ class Leases(RuleBasedStateMachine):
 
     @rule(
         target=launches,
+        floor=st.sampled_from([0, 2, 9]),
         offset=st.sampled_from([0.0, -1e6, 1e9]),
         speed=st.sampled_from([0.5, 1.0, 2.0]),
         job=st.sampled_from(["", "7", "8"]),
         restarts=st.integers(0, 2),
     )
-    def start(self, offset, speed, job, restarts):
+    def start(self, floor, offset, speed, job, restarts):
         self.count += 1
         me = Holder(
             f"launch{self.count}",
@@ -400,7 +421,7 @@ class Leases(RuleBasedStateMachine):
         )
         lease = Lease(Machine(self, offset, speed), me, Times(), say=lambda text: None)
         self.leases.append(lease)
-        return [lease, lease.steps(self.folder)]
+        return [lease, lease.steps(self.folder, floor)]
 
     @rule(launch=launches, looks=st.integers(1, 6))
     def go_on(self, launch, looks):
@@ -449,7 +470,7 @@ class Leases(RuleBasedStateMachine):
     def never_two_may_write(self):
         may = [lease for lease in self.leases if lease.fence.generation and _passes(lease.fence)]
         assert len(may) <= 1
-        self.written += [lease.fence.generation for lease in may]
+        self.written += [lease.fence.token for lease in may]
         assert self.written == sorted(self.written)  # the last write is the newest launch's
 
 
