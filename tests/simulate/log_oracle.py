@@ -137,7 +137,7 @@ class LogOracle:
         if log is None or label not in log.states:
             return
         last, statuses = log.states[label]
-        if last not in log.lines:  # a crash has lost it
+        if last not in log.lines or last.is_torn:  # a crash has lost it
             return
         lines = [line for line in log.lines[: log.lines.index(last) + 1] if not line.is_torn]
         events = [_logged(json.loads(line.text)) for line in lines]
