@@ -103,8 +103,10 @@ _ALIVE: Mapping[Phase, Transitions] = {
     Phase.ENDED: {},
 }
 
+# A group that has ended is removed at once, so no death can reach it.
 TRANSITIONS: Mapping[Phase, Transitions] = {
-    phase: {**steps, RanksDied: Phase.FAILED} for phase, steps in _ALIVE.items()
+    phase: steps if phase is Phase.ENDED else {**steps, RanksDied: Phase.FAILED}
+    for phase, steps in _ALIVE.items()
 }
 
 _STANCES = {

@@ -33,6 +33,7 @@ EVENTS = {
     "clock jump": "the time of day of a node jumps by up to an hour, back or forth",
     "second launch": "the same command is given on another node",
     "commands": "somebody adds, clones, stops, pauses, resumes or skips networks, or frees nodes",
+    "die in phase": "a rank of a group dies in one of the phases of the group",
 }
 # Kinds of faults that last -> what they do.
 CONDITIONS = {
@@ -195,7 +196,7 @@ def _merged(plain: dict[str, Any], different: dict[str, Any]) -> dict[str, Any]:
 def make_case(seed: int) -> Case:
     """Return the case of a seed."""
     draw = random.Random(f"case {seed}")
-    kinds = tuple(kind for kind in KINDS if draw.random() < 0.2)
+    kinds = tuple(kind for kind in KINDS if kind != "die in phase" and draw.random() < 0.2)
     if draw.random() < 0.15:
         kinds = ()
     nodes = draw.choice((1, 1, 1, 2, 3))
@@ -225,17 +226,18 @@ def make_case(seed: int) -> Case:
 
 
 def _with_deaths(case: Case) -> Case:
-    """Return a case in which, for one seed of twenty, many ranks die that launches survive."""
+    """Return a case in which, for some seeds, many ranks die and the launch survives."""
     draw = random.Random(f"deaths {case.seed}")
-    if draw.random() > 0.05 or case.ranks < 3:
+    if draw.random() > 0.08 or case.ranks < 3:
         return case
+    kind = "die in phase" if case.nodes == 1 else "kill rank"
     launches = max(case.launches, 2)
     events = tuple(
-        Event(launch, draw.choice((0.2, 1.0)) * draw.random(), "kill rank", rank, draw.random())
+        Event(launch, draw.choice((0.0, 0.2, 1.0)) * draw.random(), kind, number, draw.random())
         for launch in range(launches)
-        for rank in draw.sample(range(1, case.ranks), min(3, case.ranks - 2))
+        for number in draw.sample(range(1, 1000), min(3, case.ranks - 2))
     )
-    kinds = tuple(dict.fromkeys((*case.kinds, "kill rank")))
+    kinds = tuple(dict.fromkeys((*case.kinds, kind)))
     return replace(
         case, fault_tolerant=True, events=case.events + events, kinds=kinds, launches=launches
     )

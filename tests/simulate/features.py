@@ -287,7 +287,8 @@ def _measured(draw: random.Random, content: Content) -> None:
 
 
 def _known_rates(draw: random.Random, content: Content) -> None:
-    content["schedule"]["rates"] = f"{SHARED}/rates.json"
+    if content["schedule"]["policy"] != "elastic":  # which needs rates of several batches
+        content["schedule"]["rates"] = f"{SHARED}/rates.json"
 
 
 def _shared_devices(draw: random.Random, content: Content) -> None:

@@ -191,6 +191,7 @@ class Kernel:
         steps: turns so far.
         stretch: longest factor on the pauses between two polls.
         cores: number of cores of a node.
+        phase_watches: are called whenever a group enters a phase, until they return True.
         history: what has happened: (time, process, text).
         unhandled: errors that threads have raised and not caught.
         witness: receives what product code reports (:mod:`tests.simulate.witness`).
@@ -204,6 +205,7 @@ class Kernel:
         self._threads = 0
         self.stretch = 1.0
         self.cores = 64
+        self.phase_watches: list[Callable[[Process, Any], bool]] = []
         self.history: deque[tuple[float, str, str]] = deque(maxlen=_RECENT)
         self.processes: list[Process] = []
         self.unhandled: list[tuple[Task, BaseException]] = []

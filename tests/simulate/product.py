@@ -79,6 +79,20 @@ def install() -> None:
 
     RankZero._write_end = ending
 
+    from fleet.control.group import TrainingGroup
+
+    advance = TrainingGroup.advance
+
+    def watched(self: Any, step: Any) -> None:
+        advance(self, step)
+        kernel = k.active()
+        if kernel is not None:
+            kernel.phase_watches = [
+                watch for watch in kernel.phase_watches if not watch(kernel.process, self)
+            ]
+
+    TrainingGroup.advance = watched
+
 
 class _HostName(str):
     """The name of the running process's host."""

@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 
 import fleet.run
-from fleet.comm import group
+from fleet.comm import group as comm_group
+from fleet.control.group import Phase, TrainingGroup
 from fleet.errors import ExitStatus
 from tests.simulate import commands, features
 from tests.simulate import disk as d
@@ -24,7 +25,7 @@ from tests.simulate.cluster import Cluster, Launch
 from tests.simulate.oracles import Failure, Observer
 
 _LONGEST_S = 1800.0  # virtual seconds of one launch
-_SMALL_SUM = group._SMALL
+_SMALL_SUM = comm_group._SMALL
 _REPLAYED = 6  # one of so many seeds ends with a replay of a network
 _CALM_LAUNCHES = 12  # launches without faults until all must be done
 _MOST_STEPS = 3_000_000  # of one launch
@@ -82,7 +83,7 @@ def simulate(
     kernel.stretch = case.stretch
     if "networks_per_gpu" in case.content.get("resources", {}):
         kernel.cores = 1
-    group._SMALL = 64 if case.seed % 3 == 0 else _SMALL_SUM
+    comm_group._SMALL = 64 if case.seed % 3 == 0 else _SMALL_SUM
     disk = d.Disk(kernel, root, replace(case.disk))
     outcome = Outcome(case.seed)
     with k.running(kernel), d.mounted(disk):
@@ -264,6 +265,22 @@ class _Run:
         calls = 1 + int(20 * event.amount**3)
         process.doom = k.Doom(moment, calls, lambda: self.cluster.kill_rank(launch, rank))
 
+    def _die_in_phase(self, event: Event, launch: Launch, rank: int) -> None:
+        """Kill a rank of the next group that enters a phase; trainers follow one preprocessor."""
+        phase = list(Phase)[event.target % len(Phase)]
+
+        def entered(process: k.Process, group: TrainingGroup) -> bool:
+            if process is not launch.ranks[0] or group.phase is not phase:
+                return False
+            device = group.devices[event.target // len(Phase) % len(group.devices)]
+            self.kernel.call_at(
+                self.kernel.now + 0.02 * event.amount**3,
+                lambda: self.cluster.kill_rank(launch, 1 + device),
+            )
+            return True
+
+        self.kernel.phase_watches.append(entered)
+
     def _die_in_write(self, event: Event, launch: Launch, rank: int) -> None:
         calls = 1 + int(60 * event.amount**2)
         launch.ranks[rank].doom = k.Doom(
@@ -319,6 +336,7 @@ class _Run:
             "kill all": self._kill_all,
             "die in collective": self._die_in_collective,
             "die in write": self._die_in_write,
+            "die in phase": self._die_in_phase,
             "crash node": self._crash_node,
             "crash in write": self._crash_in_write,
             "crash storage": self._crash_storage,
