@@ -102,6 +102,7 @@ class Process:
         slowness: factor on everything that takes time.
         on_end: functions to call after it has ended.
         before_end: functions to call when rank 0 begins to end its launch.
+        has_returned: whether it has ended by itself: its main function has returned.
         doom: waits for a moment at which the process ends, or None.
     """
 
@@ -128,6 +129,7 @@ class Process:
     doom: Doom | None = None
     mpi: Any = None
     has_finalized: bool = False
+    has_returned: bool = False
     parent_death_signal: int = 0
     timer: int = 0
 
@@ -237,6 +239,7 @@ class Kernel:
                 status = error.code if isinstance(error.code, int) else int(bool(error.code))
             for function in reversed(process.at_exit):
                 function()
+            process.has_returned = True
             raise ProcessExit(status)
 
         self.start_task(process, run, "main", self.random.uniform(0, 0.01))
@@ -536,13 +539,23 @@ def running(kernel: Kernel) -> Iterator[Kernel]:
     global KERNEL
     KERNEL = kernel
     limit = sys.getrecursionlimit()
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda error: _note_unraisable(kernel, error.exc_value)
     try:
         yield kernel
     finally:
         for process in list(kernel.living()):
             kernel.end_process(process, -9)
         KERNEL = None
+        sys.unraisablehook = hook
         sys.setrecursionlimit(limit)
+
+
+def _note_unraisable(kernel: Kernel, error: BaseException | None) -> None:
+    """Note an error that Python cannot raise, such as one in ``__del__``."""
+    task = kernel.current
+    if task is not None and task.process.is_alive and error is not None:
+        kernel.unhandled.append((task, error))
 
 
 def active() -> Kernel | None:

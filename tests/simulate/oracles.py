@@ -18,22 +18,24 @@ from fleet.runtime.startup.request import Request
 from fleet.storage.checkpoint import find_best, find_newest
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Status, read_results, without_means
+from fleet.storage.results import NetworkResult, Status, read_results, without_means
 from fleet.stream.order import parse_path
 from tests.simulate import disk as d
 from tests.simulate import kernel as k
 from tests.simulate import mpi
 from tests.simulate.cases import Case
 from tests.simulate.cluster import Cluster, Launch
+from tests.simulate.durability_oracle import ORDERLY, DurabilityOracle
 from tests.simulate.features import FAILING, has_plain_data
 from tests.simulate.lease_oracle import LeaseOracle
 from tests.simulate.log_oracle import LogOracle
 from tests.simulate.lone_training import LoneTraining, last_epoch, train_alone
+from tests.simulate.resource_oracle import ResourceOracle
 from tests.simulate.results_oracle import check_files, check_means, check_order, check_row
-from tests.simulate.training_oracle import ORDERLY, TrainingOracle
+from tests.simulate.table_oracle import TableOracle
+from tests.simulate.training_oracle import TrainingOracle
 from tests.simulate.witness import Witness
 
-_EPOCH = re.compile(r"^\[.*?\] (n\d+) epoch (\d+)/", re.MULTILINE)
 # events of a group that has to begin again at its last checkpoint
 _FAILURES = {event.word for event in (ev.NetworkRetried, ev.NetworkRolledBack, ev.GroupFailed)}
 _DIFFERENCE = re.compile(r"^largest relative difference: (\S+)", re.MULTILINE)
@@ -69,28 +71,33 @@ class Observer(Witness):
         self.folder = folder
         self.spec = spec
         self.paths = RunPaths(folder)
-        self.acknowledged: dict[str, int] = {}
         self.commands: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
-        self._outdated: dict[int, int] = {}  # launch -> length of its output that no longer counts
         self._checked = 0
         self.may_replay: list[str] = []
         self._leftovers = set[str]()
         self._objections: list[str] = []
-        samples = int(case.content["data"]["path"]) if has_plain_data(case.content) else None
-        self._training = TrainingOracle(samples, self._objections.append)
-        self._logs = LogOracle(self._objections.append)
-        self._leases = LeaseOracle(disk, folder, self._objections.append)
+        object_to = self._objections.append
+        is_plain = has_plain_data(case.content)
+        samples = int(case.content["data"]["path"]) if is_plain else None
+        self._training = TrainingOracle(samples, object_to)
+        self._logs = LogOracle(object_to)
+        self._leases = LeaseOracle(disk, folder, object_to)
+        self._durability = DurabilityOracle(self.paths, object_to)
+        self._resources = ResourceOracle(disk, object_to)
+        self._tables = TableOracle(self.paths, is_plain, object_to)
         kernel.witness = self
-        disk.watch = self._leases.did
+        disk.watch = self._did
         disk.on_crash = lambda: self._logs.check(has_crashed=True)
 
     # ---- what product code reports ----
 
     def begins_part(self, process: k.Process, training: Any, state: Any) -> None:
         self._training.begin(process, training, state)
+        self._durability.begins_part(training.network.name)
 
     def steps(self, process: k.Process, trainable: Any, inputs: Any, size: int) -> None:
         self._training.step(process, trainable, inputs, size)
+        self._resources.count(process)
 
     def reaches(self, process: k.Process, training: Any, state: Any) -> None:
         self._training.reached(process, training, state)
@@ -98,7 +105,13 @@ class Observer(Witness):
     def ends_epoch(self, process: k.Process, training: Any, state: Any) -> None:
         self._training.end_epoch(process, training, state)
 
+    def saved(self, process: k.Process, name: str, state: Any) -> None:
+        if self._leases.holds(process, name):
+            self._durability.saved(name, state)
+
     def begins_line(self, process: k.Process, path: Path, record: Any) -> Any:
+        self._resources.count(process)
+        self._durability.logged(record, self._training.epochs)
         if record["event"] in _FAILURES:
             self._training.failed.add(record["network"])
         return self._logs.begins_line(process, path, record)
@@ -114,17 +127,25 @@ class Observer(Witness):
 
     # ---- during a launch ----
 
-    def shares_run(self, launch: Launch) -> None:
-        """Note that a launch shares the run with others."""
-        self._leases.sharing.add(str(launch.number))
+    def begins(self, launch: Launch, shares_run: bool) -> None:
+        """Watch the ranks of a launch.
+
+        Args:
+            shares_run: whether it shares the run with others.
+        """
+        self._resources.begin(launch)
+        if shares_run:
+            self._leases.sharing.add(str(launch.number))
+
+    def _did(self, call: str, path: str, data: bytes) -> None:
+        self._leases.did(call, path, data)
+        self._resources.did(call, path)
 
     def storage_crashed(self) -> None:
-        """Allow that files are lost that were acknowledged."""
-        self.acknowledged.clear()
+        """Allow that files are lost that were not synced."""
         self._training.storage_crashed()
         self._leases.storage_crashed()
-        for launched in self.cluster.launches:
-            self._outdated[launched.number] = len("".join(launched.ranks[0].output))
+        self._durability.storage_crashed(self.cluster.launches)
 
     def answered(self, content: dict[str, Any], answer: dict[str, Any] | None) -> None:
         """Record the answer to a command; None if there was none in time."""
@@ -137,17 +158,23 @@ class Observer(Witness):
         self._logs.check(has_crashed=False)
         for launched in launches if self.case.side_by_side == 1 else ():
             self._logs.check_fold(self.paths.events, launched.ranks[0].label)
-        if self._objections:
-            raise Failure(self._objections[0])
-        for launched in self.cluster.launches[self._checked :]:
-            self._check_output(launched)
+        self._durability.check(self.cluster.launches, launches)
+        new = self.cluster.launches[self._checked :]
         self._checked = len(self.cluster.launches)
+        if all(launched.status in ORDERLY for launched in new):
+            rows = self._rows()
+            self._durability.ended(new, rows.values())
+            if len(new) == 1:
+                self._tables.check(rows)
+                self._tables.check_output(new[0], rows)
+        for launched in new:
+            self._check_output(launched)
         for task, error in self.kernel.unhandled:
             if isinstance(error, mpi.Exception):  # a rank has died before FLEET could react
                 continue
             raise Failure(f"{task} raised {error!r}")
-        self._check_acknowledged(launches)
         self._check_leftovers(launches)
+        self._raise()
 
     def _check_leftovers(self, launches: list[Launch]) -> None:
         """Check that launches whose ranks all ended in order leave no files on their nodes."""
@@ -163,6 +190,13 @@ class Observer(Witness):
         if new and in_order:
             raise Failure(f"files are left on nodes: {sorted(new)}")
 
+    def _raise(self) -> None:
+        if self._objections:
+            raise Failure(self._objections[0])
+
+    def _rows(self) -> dict[str, NetworkResult]:
+        return {row.name: row for row in without_means(read_results(self.folder))}
+
     def _check_output(self, launch: Launch) -> None:
         for rank in launch.ranks:
             text = "".join(rank.output)
@@ -170,25 +204,6 @@ class Observer(Witness):
                 mistake = _MISTAKES.search(text)
                 if mistake is not None:
                     raise Failure(f"rank {rank} raised {mistake[0]}\n{text[-3000:]}")
-
-    def _check_acknowledged(self, launches: list[Launch]) -> None:
-        """Check that no epoch is gone that a user has seen on the screen."""
-        for launched in self.cluster.launches:
-            text = "".join(launched.ranks[0].output)[self._outdated.get(launched.number, 0) :]
-            for name, epoch in _EPOCH.findall(text):
-                # The last checkpoint may still be on its way to the disk when ranks are killed.
-                saved = int(epoch) - (launched.status not in ORDERLY)
-                self.acknowledged[name] = max(self.acknowledged.get(name, 0), saved)
-        # Another one may have ended while it took over.
-        if any(launch.status not in ORDERLY for launch in launches):
-            return
-        for name, epoch in self.acknowledged.items():
-            lookup = find_newest(self.paths, name, with_arrays=False)
-            if len(lookup.history) < epoch:
-                raise Failure(
-                    f"{name}: epoch {epoch} was shown, but the checkpoint has "
-                    f"{len(lookup.history)}: {lookup.damage}"
-                )
 
     # ---- at the end ----
 
@@ -201,7 +216,7 @@ class Observer(Witness):
             lambda plan: None,
             "",
         )
-        rows = {row.name: row for row in without_means(read_results(self.folder))}
+        rows = self._rows()
         networks = prepared.spec.by_name
         if set(rows) != set(networks):
             raise Failure(f"results have {sorted(rows)} instead of {sorted(networks)}")
@@ -241,6 +256,10 @@ class Observer(Witness):
         _object("results: ", check_order(table, networks))
         _object("", check_files(prepared, table))
         self._check_log({name: row.epochs for name, row in rows.items()})
+        self._durability.check_stopped(rows.values())
+        self._tables.check(rows)
+        self._tables.check_report(rows)
+        self._raise()
 
     def _check_training(
         self, prepared: Any, name: str, epochs: int
@@ -297,10 +316,12 @@ class Observer(Witness):
             for log in self.paths.event_logs()
             for event in events_of(log, ev.EpochEnded)
         )
-        crashes = sum(1 for launched in self.cluster.launches if launched.status)
         for (name, epoch), count in logged.items():
-            if count > 1 + crashes:
-                raise Failure(f"{name}: epoch {epoch} was logged {count} times")
+            ended = self._training.times_ended(name, epoch)
+            if count > ended:
+                raise Failure(
+                    f"{name}: epoch {epoch} was logged {count} times, and ended {ended} times"
+                )
         for name, count in epochs.items():
             for epoch in range(1, count + 1):
                 if not logged[name, epoch]:

@@ -226,8 +226,7 @@ class _Run:
                 "XDG_CACHE_HOME": str(self.disk.shared / "cache"),
             },
         )
-        if "--share-run" in options:
-            self.observer.shares_run(launch)
+        self.observer.begins(launch, "--share-run" in options)
         return launch
 
     def _happen(self, event: Event, launch: Launch) -> None:

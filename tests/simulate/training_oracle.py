@@ -14,10 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fleet.errors import ExitStatus
 from tests.simulate import kernel as k
-
-ORDERLY = (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
+from tests.simulate.durability_oracle import ORDERLY
 
 
 @dataclass(frozen=True)
@@ -62,13 +60,21 @@ class TrainingOracle:
         self._object_to = object_to
         self._parts: dict[tuple[Any, str, int], _Part] = {}  # group, network, epoch -> part
         self._chains: dict[tuple, tuple[_Step, ...]] = {}
-        self._ended: set[tuple[str, int]] = set()
+        self._ended: Counter[tuple[str, int]] = Counter()
         self._progress: dict[str, dict[Any, _Progress]] = {}  # network -> job -> progress
         self.failed: set[str] = set()  # networks whose group has failed since they last began
 
     def storage_crashed(self) -> None:
         """Allow that what was trained is trained again."""
         self._progress.clear()
+
+    def epochs(self, name: str) -> int:
+        """Return the newest epoch of a network that a group has ended."""
+        return max((epoch for trained, epoch in self._ended if trained == name), default=0)
+
+    def times_ended(self, name: str, epoch: int) -> int:
+        """Return how often groups have ended an epoch of a network."""
+        return self._ended[name, epoch]
 
     # ---- what ranks report ----
 
@@ -124,7 +130,7 @@ class TrainingOracle:
             return
         name = training.network.name
         epoch = state.epoch + 1
-        self._ended.add((name, epoch))
+        self._ended[name, epoch] += 1
         progress = self._progress.get(name, {}).get(process.mpi)
         if progress is not None:
             progress.epoch, progress.position = epoch + 1, 0

@@ -24,6 +24,9 @@ class Witness:
     def ends_epoch(self, process: k.Process, training: Any, state: Any) -> None:
         """A rank ends an epoch."""
 
+    def saved(self, process: k.Process, name: str, state: Any) -> None:
+        """A rank has written a checkpoint, and what belongs to it, to the disk."""
+
     def begins_line(self, process: k.Process, path: Path, record: Any) -> Any:
         """Rank 0 writes a line of an event log; returns what :meth:`ends_line` is given."""
 
@@ -48,6 +51,7 @@ def _current() -> tuple[Witness, k.Process] | None:
 def install() -> None:
     """Wrap the functions that report; once, before a simulation."""
     _watch_training()
+    _watch_checkpoints()
     _watch_logs()
 
 
@@ -87,6 +91,19 @@ def _watch_training() -> None:
     TrainingLoop._train_part = watched_part
     TrainingLoop._end_epoch = watched_end
     TrainingLoop._save = watched_save
+
+
+def _watch_checkpoints() -> None:
+    from fleet.storage.writer import CheckpointWriter
+
+    write = CheckpointWriter._write
+
+    def watched_write(self: Any, name: str, state: Any, is_best: bool) -> None:
+        write(self, name, state, is_best)
+        if current := _current():
+            current[0].saved(current[1], name, state)
+
+    CheckpointWriter._write = watched_write
 
 
 def _watch_logs() -> None:
