@@ -36,7 +36,7 @@ class DurabilityOracle:
         self._paths = paths
         self._object_to = object_to
         self._saved: dict[str, tuple[int, int]] = {}  # network -> epochs and position
-        self._shown: dict[str, int] = {}  # network -> epochs
+        self._on_screen: dict[str, int] = {}  # network -> epochs
         self._outdated: dict[int, int] = {}  # launch -> length of its output that no longer counts
         self._finished: set[str] = set()
         self._last_epochs: dict[str, int] = {}  # stopped network -> its last epoch
@@ -66,7 +66,7 @@ class DurabilityOracle:
 
     def storage_crashed(self, launches: Iterable[Launch]) -> None:
         """Allow that files are lost that were not synced."""
-        self._shown.clear()
+        self._on_screen.clear()
         for launch in launches:
             self._outdated[launch.number] = len("".join(launch.ranks[0].output))
 
@@ -82,11 +82,11 @@ class DurabilityOracle:
         for launch in launches:
             text = "".join(launch.ranks[0].output)[self._outdated.get(launch.number, 0) :]
             for name, epoch in _EPOCH.findall(text):
-                shown = int(epoch) - (launch.status not in ORDERLY)
-                self._shown[name] = max(self._shown.get(name, 0), shown)
+                epochs = int(epoch) - (launch.status not in ORDERLY)
+                self._on_screen[name] = max(self._on_screen.get(name, 0), epochs)
         # Another one may have ended while it took over.
         is_quiet = all(launch.status in ORDERLY for launch in ended)
-        for name in self._saved.keys() | self._shown.keys():
+        for name in self._saved.keys() | self._on_screen.keys():
             lookup = find_newest(self._paths, name)
             state = lookup.state
             saved = (0, 0) if state is None else (len(lookup.history), state.position)
@@ -95,9 +95,9 @@ class DurabilityOracle:
                     f"{name} was saved at {self._saved[name]}, but the checkpoint is of {saved}: "
                     f"{lookup.damage}"
                 )
-            if is_quiet and saved[0] < self._shown.get(name, 0):
+            if is_quiet and saved[0] < self._on_screen.get(name, 0):
                 self._object_to(
-                    f"{name}: epoch {self._shown[name]} was shown, but the checkpoint has "
+                    f"{name}: epoch {self._on_screen[name]} was shown, but the checkpoint has "
                     f"{saved[0]}: {lookup.damage}"
                 )
 

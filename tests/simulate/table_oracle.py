@@ -16,7 +16,7 @@ from fleet.storage.results import NetworkResult, Status, without_means
 from tests.simulate.cluster import Launch
 
 _STATUSES = "|".join(Status)
-_SHOWN = re.compile(rf"^  +(\S+) +({_STATUSES}) +(\d+) ", re.MULTILINE)
+_PRINTED = re.compile(rf"^  +(\S+) +({_STATUSES}) +(\d+) ", re.MULTILINE)
 
 
 class TableOracle:
@@ -59,8 +59,8 @@ class TableOracle:
     def check_output(self, launch: Launch, rows: Mapping[str, NetworkResult]) -> None:
         """Compare the table that a launch has printed with the table of results."""
         output = "".join(launch.ranks[0].output)
-        shown = {name: (status, int(epochs)) for name, status, epochs in _SHOWN.findall(output)}
-        for name, (status, epochs) in shown.items():
+        printed = {name: (status, int(epochs)) for name, status, epochs in _PRINTED.findall(output)}
+        for name, (status, epochs) in printed.items():
             if name in rows and (status, epochs) != (rows[name].status, rows[name].epochs):
                 self._object_to(f"{name} was shown as {status}, {epochs}; the row: {rows[name]}")
 
