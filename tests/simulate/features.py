@@ -21,6 +21,7 @@ FAILING = (
     "tests.sources:exits",
     "tests.sources:interrupts",
     "tests.sources:too_large",
+    "tests.sources:hangs",
 )
 SHARED = "SHARED-FOLDER"  # stands for the folder of the spec
 # Files beside the spec.
@@ -238,7 +239,11 @@ def _failing(draw: random.Random, content: Content) -> None:
         {
             "build": draw.choice(FAILING),
             "name": "f",
-            "train": {"batch": {"size": 4}, "stopping": {"max_epochs": 2}},
+            "train": {
+                "batch": {"size": 4},
+                "stopping": {"max_epochs": 2},
+                "build_timeout": draw.choice((0.5, 5.0)),
+            },
         }
     )
 

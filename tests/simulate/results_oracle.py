@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from fleet.domain.events import LaunchStarted, SampleSkipped
 from fleet.domain.network import SCORES, EpochRecord
+from fleet.storage.event_log import read_events
 from fleet.storage.results import NetworkResult, Status
 from tests.simulate.lone_training import LoneTraining
 
@@ -19,7 +21,11 @@ _ROUNDED = 1e-3  # relative difference of a number in a table
 
 
 def check_row(
-    row: NetworkResult, network: Any, history: Sequence[EpochRecord], lone: LoneTraining
+    row: NetworkResult,
+    network: Any,
+    history: Sequence[EpochRecord],
+    lone: LoneTraining,
+    is_undisturbed: bool,
 ) -> Iterator[str]:
     """Yield what is wrong in the row of a finished network.
 
@@ -28,6 +34,7 @@ def check_row(
         network: its spec.
         history: its epochs.
         lone: the network, trained alone.
+        is_undisturbed: whether there were no faults.
     """
     stopping = network.train.stopping
     best = history[row.best_epoch - 1]
@@ -39,8 +46,9 @@ def check_row(
         highest = max(score for score in scores if not math.isnan(score))
         if stopping.sign * best.value(stopping.metric) < highest - stopping.min_delta:
             yield f"epoch {best.epoch} is not the best one: {scores}"
-    # A crash may lose the report of a network that needed no more training.
-    if row.parameters not in (None, lone.weights[-1]["weights"].size):
+    # A fault may lose the report of a network that needed no more training.
+    is_lost = row.parameters is None and not is_undisturbed
+    if row.parameters != lone.weights[-1]["weights"].size and not is_lost:
         yield f"it has {row.parameters} parameters in the results"
     seconds = sum(record.seconds for record in history)
     if not math.isclose(row.seconds, seconds, abs_tol=0.06, rel_tol=0.01):
@@ -102,6 +110,15 @@ def check_files(prepared: Any, rows: Sequence[NetworkResult]) -> Iterator[str]:
             names = [tuple(line) for line in csv.reader(file)]
         if len(set(names)) != len(names):
             yield f"unreadable samples are listed twice: {names}"
+    for log in paths.event_logs():
+        skipped = set[str]()
+        for _, event in read_events(log, kinds=(LaunchStarted, SampleSkipped)):
+            if isinstance(event, LaunchStarted):
+                skipped.clear()
+            elif event.name in skipped:
+                yield f"the sample {event.name} was reported twice"
+            else:
+                skipped.add(event.name)
     quota = spec.checkpoint.quota
     if quota:
         used = sum(file.stat().st_size for file in paths.root.glob("models/*/*.h5"))
