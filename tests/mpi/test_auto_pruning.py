@@ -57,6 +57,7 @@ def check(run):
     assert max(scores, key=scores.get) in ended
 
 
+@pytest.mark.long
 def test_networks_pause_by_the_measured_evidence(launch, tmp_path):
     check(launch(3, search_spec(tmp_path)))
 

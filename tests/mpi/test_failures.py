@@ -58,6 +58,7 @@ def test_bug_in_a_source_ends_all_ranks_with_one_report(launch, tmp_path):
     assert "fleet: rank 0 of 5 on " in run.output or "fleet: rank 1 of 5 on " in run.output
 
 
+@pytest.mark.long
 def test_wrong_sample_of_a_source_is_bad_input(launch, tmp_path):
     run = launch(3, spec(tmp_path, [GOOD], source="wrong"))
     assert run.status == 2, run.output

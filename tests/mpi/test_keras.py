@@ -176,6 +176,7 @@ def test_keras_failing_networks_do_not_affect_others(shared):
     assert "only on the second rank" in rows["explodes"].reason
 
 
+@pytest.mark.long
 def test_keras_replay_gives_the_same_losses(shared):
     launch, content, run = shared
     again = launch(1, content, "--replay", str(run.paths.root), "--only", "plain", timeout=120)
