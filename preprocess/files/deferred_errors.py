@@ -89,7 +89,8 @@ class DeferredErrorFile:
             end = min(start + len(view), position + len(data))
             if first < end:
                 view[first - start : end - start] = data[first - position : end - position]
-                count = max(count, end - start)
+            # also bytes before it that were skipped, which are zero
+            count = max(count, min(len(view), position + len(data) - start))
         return count
 
     def flush(self) -> None:

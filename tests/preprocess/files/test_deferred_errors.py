@@ -6,7 +6,7 @@ from pathlib import Path
 
 import h5py
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from preprocess.base import CannotWrite
@@ -58,6 +58,7 @@ class Small(io.BytesIO):
         return written
 
 
+@example(0, [(1, b"a")], 0, 1)  # a read of bytes that were skipped
 @given(
     st.integers(0, 40),
     st.lists(st.tuples(st.integers(0, 30), st.binary(min_size=1, max_size=20)), max_size=8),
