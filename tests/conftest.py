@@ -32,8 +32,14 @@ atexit.register(shutil.rmtree, os.environ["TMPDIR"], ignore_errors=True)
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
-    """Choose what may run in parallel: launches, and the files of other tests."""
+    """Choose what is long, and what may run in parallel: launches, and the files of other tests."""
+    begun = set()
     for item in items:
+        if item.get_closest_marker("long_but_first"):
+            function = item.nodeid.partition("[")[0]
+            if function in begun:
+                item.add_marker(pytest.mark.long)
+            begun.add(function)
         if item.get_closest_marker("tensorflow") and not item.nodeid.startswith("tests/mpi/"):
             item.add_marker(pytest.mark.xdist_group("tensorflow"))  # imported once
         elif item.get_closest_marker("tensorflow") or not item.nodeid.startswith("tests/mpi/"):

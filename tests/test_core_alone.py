@@ -42,9 +42,7 @@ def copy(tmp_path_factory):
     """Copy the tree without companions, and without their tests."""
     folder = tmp_path_factory.mktemp("core")
     for name in FOLDERS:
-        shutil.copytree(
-            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "companions")
-        )
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("companions"))
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, folder)
     (folder / "sitecustomize.py").write_text(WITHOUT_EDITABLE_TREE)
@@ -118,6 +116,7 @@ def test_core_alone_refuses_commands_of_companions(copy, command):
     assert f"fleet {command}: this command is not installed" in output
 
 
+@pytest.mark.long
 def test_core_alone_trains_and_reports(copy):
     (copy / "spec.yaml").write_text(SPEC)
     assert "the best network first" in run(copy, "-m", "fleet.run", "spec.yaml")

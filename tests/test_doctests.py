@@ -17,13 +17,16 @@ MODULES = {
 HEAVY = {
     name
     for name, path in MODULES.items()
-    if name.startswith(("fleet.comm.", "fleet.engines.", "fleet.export."))
-    and re.search(
-        r"^(from|import) "
-        r"(mpi4py|tensorflow|keras|torch|safetensors|mlflow|wandb|optuna|fleet\.comm\.(world|group)"
-        r"|fleet\.engines\.(keras|models|torch))\b",
-        path.read_text(encoding="utf-8"),
-        re.MULTILINE,
+    if name.startswith("fleet.engines.keras.")  # the package imports TensorFlow
+    or (
+        name.startswith(("fleet.comm.", "fleet.engines.", "fleet.export."))
+        and re.search(
+            r"^(from|import) "
+            r"(mpi4py|tensorflow|keras|torch|safetensors|mlflow|wandb|optuna|fleet\.comm\.(world|group)"
+            r"|fleet\.engines\.(keras|models|torch))\b",
+            path.read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )
     )
 }
 

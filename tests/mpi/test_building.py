@@ -19,6 +19,7 @@ def bad(function, **more):
     return {"build": f"tests.sources:{function}", "name": "bad", **more}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("function", "reason"),
     long_but_first(

@@ -72,6 +72,7 @@ def test_clones_for_the_next_launch_are_trained_by_it(tmp_path, capsys):
     assert parents == {"warm": "a", "warm-clone": None, "warm-clone2": "warm"}
 
 
+@pytest.mark.long
 def test_a_clone_that_a_killed_launch_accepted_is_added_once(tmp_path):
     launcher, content = launcher_and_spec(tmp_path)
     run = RunPaths(tmp_path / "run")

@@ -23,6 +23,7 @@ def searched(tmp_path, **search):
     return spec(tmp_path, [{"family": "softmax", "name": "net", "space": SPACE, "search": search}])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampler", long_but_first("random", "grid"))
 def test_search_trains_each_member_of_a_conditional_space(launch, tmp_path, sampler):
     content = searched(tmp_path, sampler=sampler, max_trials=20)

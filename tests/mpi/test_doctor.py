@@ -153,6 +153,7 @@ def test_doctor_finds_more_threads_than_cores(doctor):
     assert f"makes {CORES + 1} threads) on " in lines[0]
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     ("data", "message"),
     [

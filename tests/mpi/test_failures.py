@@ -177,6 +177,7 @@ def test_bad_input_ends_with_status_2_before_any_rank_waits(launch, tmp_path, ch
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("prefix", ["OMPI_COMM_WORLD", "PMI"])  # of Open MPI, of MPICH
 def test_rank_without_launcher_starts_no_run(prefix, tmp_path):
     path = tmp_path / "spec.json"

@@ -86,6 +86,7 @@ def test_commands_add_pause_resume_and_stop_networks(tmp_path, capsys):
     assert main(["add", str(run), str(tmp_path / "entry.yaml")]) == 2
 
 
+@pytest.mark.long
 def test_interrupted_launch_may_finish_its_step(tmp_path):
     """mpirun would end ranks that do not react to a SIGTERM within a second."""
     (tmp_path / "rates.json").write_text(

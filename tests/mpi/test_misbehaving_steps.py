@@ -38,6 +38,7 @@ def test_killing_network_comes_last_and_then_fails(launch, tmp_path, action, ran
     assert launch(ranks, content).status == 0  # it is tried again and succeeds
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", long_but_first(3, 1))
 def test_hanging_step_does_not_delay_walltime_end(launch, tmp_path, ranks):
     models = MODELS if ranks > 1 else MODELS[1:2]
@@ -52,6 +53,7 @@ def test_hanging_step_does_not_delay_walltime_end(launch, tmp_path, ranks):
         assert run.history("a") or run.history("c")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("action", long_but_first("child", "thread"))
 def test_threads_and_children_do_not_delay_the_end(launch, tmp_path, action):
     content = spec(tmp_path, MODELS)

@@ -23,6 +23,7 @@ def limited(tmp_path, max_time, models):
     return spec(tmp_path, models, samples=5000, source="slow", train=train)
 
 
+@pytest.mark.long
 def test_time_limit_ends_epochs_early(launch, tmp_path):
     run = launch(3, limited(tmp_path, "2s", MODELS))
     assert run.status == 0, run.output

@@ -63,6 +63,7 @@ def test_training_signal_during_listing_stops_before_training(launch, tmp_path):
     assert launch(3, content).status == 0
 
 
+@pytest.mark.long
 def test_training_signal_stops_within_a_step(launch, tmp_path):
     models = [{"family": "softmax", "name": "one"}]
     content = spec(

@@ -38,12 +38,14 @@ def test_world_death_fails_group_on_all_other_ranks(launch):
     assert "the other ranks continued" in run(launch, 4, "rank_death.py", survive=True)
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("how", ["by-mpi", "by-memory"])
 @pytest.mark.parametrize(("ranks", "after_s"), long_but_first((3, "0.3"), (2, "0.1"), (4, "0.05")))
 def test_world_death_in_a_large_sum_ends_it_everywhere(launch, ranks, after_s, how):
     assert "the other ranks continued" in run(launch, ranks, "death_in_sum.py", True, after_s, how)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("ranks", "survive"), long_but_first((4, False), (1, False), (4, True)))
 def test_world_exit_status_reaches_mpirun_silently(launch, ranks, survive):
     ended = subprocess.run(

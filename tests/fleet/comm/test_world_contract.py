@@ -13,6 +13,7 @@ from tests.fleet.comm.world_contract import (
 )
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", [name for name in CHECKS if name not in NEED_PROCESSES])
 def test_world_contract_holds_for_ranks_of_one_process(name, size):

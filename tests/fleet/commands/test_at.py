@@ -265,6 +265,7 @@ def test_watch_ends_silently_on_a_broken_pipe(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     "words", [["report", "--at", "1s"], ["watch", "--from", "0s", "--speed", "1e6"]]
 )
@@ -283,6 +284,7 @@ def test_report_finds_modules_next_to_the_spec(words, tmp_path, capsys, monkeypa
     assert main([words[0], str(run.paths.root), *words[1:]]) == 0, capsys.readouterr().err
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("content", ["3", "[]", "{}", "{"])
 def test_damaged_sample_file_is_named_in_one_line(content, tmp_path, capsys):
     paths = harvested(tmp_path)

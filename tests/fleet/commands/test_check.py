@@ -150,6 +150,7 @@ def test_check_warns_about_channels_first_data(check, folder):
     assert last[1].err == ""
 
 
+@pytest.mark.long
 def test_check_lists_all_networks_that_cannot_be_built(check, folder):
     status, printed, mistakes = check(
         build("raises"),

@@ -188,6 +188,7 @@ def test_literal_extrapolates_rates_as_the_paper_does(plan, tmp_path):
     assert values[()] != values["--literal",]
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("policy", POLICIES)
 def test_plan_of_a_million_gpus_is_fast(plan, tmp_path, policy):
     path = tmp_path / "large.json"

@@ -374,6 +374,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("options", [["x.png", "--json"], ["x.csv", "--json"], ["x.csv"]])
 def test_predict_prints_results_alone(tmp_path, options):
     printed = subprocess.run(

@@ -219,6 +219,7 @@ def test_launcher_status_0_without_end_of_run_is_a_failure(job):
     assert "its launcher ended with status 0" in job.stops()[1]["why"]
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("launch", ["2 -", "3 3"])
 def test_invalid_input_and_failed_networks_end_the_chain(job, launch):
     assert job(launch, "0 0").returncode == int(launch[0])
@@ -244,6 +245,7 @@ def wait_until_it_logs(job):
     time.sleep(0.2)
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
 def test_signal_reaches_launch_as_sigusr2_and_ends_local_chain(job, number):
     process = job.start("75 75 waits", "0 0")
@@ -409,6 +411,7 @@ def test_job_outside_batch_or_without_launcher_is_refused(job):
     assert "PBS_JOBID is not set" in ended.stderr_text
 
 
+@pytest.mark.long
 def test_cancelled_chain_submits_no_job(job, tmp_path):
     process = job.start("75 75 waits", system="slurm", SLURM_JOB_ID="17")
     paths = RunPaths(job.root)

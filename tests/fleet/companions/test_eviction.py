@@ -152,6 +152,7 @@ def test_job_that_can_shrink_is_shrunk_first(made_up, evict):
     )
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("nodes", [3, 2])
 def test_job_that_cannot_release_nodes_saves_instead(made_up, evict, nodes):
     made_up.set({"3": YIELDS})
@@ -229,6 +230,7 @@ def test_nodes_are_kept_free_until_urgent_job_starts(made_up, evict):
     assert not any(job.get("held") for job in made_up.state()["jobs"].values())
 
 
+@pytest.mark.long
 def test_unstarted_urgent_job_is_given_up_and_holds_released(made_up, evict):
     made_up.set({"3": {"nodes": 2}, "9": {"state": "PENDING", "start": "N/A"}})
     done, _, messages = evict(2, 10, urgent="9")
@@ -293,6 +295,7 @@ def test_job_cancelled_while_held_needs_no_release(made_up, evict, tmp_path):
     assert unreleased_jobs(tmp_path / "record") == []
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -448,6 +451,7 @@ def test_without_urgent_job_only_jobs_of_fleet_are_held(made_up, evict):
     ]
 
 
+@pytest.mark.long
 def test_log_names_owner_of_taken_node_and_waiting_time(made_up, evict):
     made_up.set(
         {

@@ -222,6 +222,7 @@ def test_released_idle_ranks_exit_with_the_run():
     assert driver.read_mail() == {rank: [Exit()] for rank in range(1, 9)}
 
 
+@pytest.mark.long_but_first
 @all_policies
 @settings(max_examples=examples(40))
 @given(st.data())

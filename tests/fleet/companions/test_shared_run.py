@@ -79,6 +79,7 @@ def test_network_pruned_elsewhere_is_not_trained(half_done):
     assert results.run.status_of("b").outcome is None
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(("verdict", "is_pruned"), [("stop", True), ("pause", False)])
 def test_network_pruned_or_paused_elsewhere_meanwhile(half_done, verdict, is_pruned):
     results, past = resumed(half_done)

@@ -232,6 +232,7 @@ def shuffled(seed):
     return random.Random(seed).sample([1, 2, 5, 9, 14, 20, 27, 33, 61, 118], 10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("epochs", "failing", "nodes"),
     [

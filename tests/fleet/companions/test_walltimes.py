@@ -151,6 +151,7 @@ def test_first_run_is_simulated_with_known_rates(submit, tmp_path):
     assert "with a random last improvement of each network" in message
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     ("resources", "site", "devices"),
     [

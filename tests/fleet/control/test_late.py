@@ -101,6 +101,7 @@ def launch(policy, seed, learns, kind, commands=()):
 NAMES = st.sampled_from([f"n{number}" for number in range(FIRST + LATE)])
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=examples(20))
 @given(

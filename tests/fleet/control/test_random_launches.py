@@ -191,6 +191,7 @@ def test_random_launch_ends_all_networks_and_ranks(policy, data):
     ranks.repeat()
 
 
+@pytest.mark.long_but_first
 @all_policies
 @pytest.mark.parametrize(
     "happens",

@@ -142,6 +142,7 @@ def test_tables_convert_to_pandas(searched):
     )
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("library", ["pandas", "pyarrow"])
 def test_missing_library_is_named_with_its_extra(searched, library, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, library, None)

@@ -53,6 +53,7 @@ def reported(trial):
     )
 
 
+@pytest.mark.long_but_first
 @FORMS
 def test_optuna_study_per_entry_and_trial_per_network(tmp_path, name):
     write("optuna", LATE, path := tmp_path / "deep" / name)
@@ -81,6 +82,7 @@ def test_optuna_study_per_entry_and_trial_per_network(tmp_path, name):
     assert study.trials[1].value == 0.2  # Optuna's own value of a pruned trial
 
 
+@pytest.mark.long_but_first
 @FORMS
 @pytest.mark.parametrize(
     "before", long_but_first([EARLY, CHANGED], [LATE], [EARLY], [EARLY, EARLY], [CHANGED])
@@ -112,6 +114,7 @@ def test_optuna_study_of_restarted_run_is_separate(tmp_path):
     }
 
 
+@pytest.mark.long_but_first
 @FORMS
 def test_optuna_study_has_all_objectives(tmp_path, name):
     def judged(networks, parameters, **more):
@@ -159,6 +162,7 @@ def test_optuna_names_objectives(tmp_path, name):
     assert by_name["others-net"].metric_names == ["val_accuracy"]
 
 
+@pytest.mark.long_but_first
 @FORMS
 def test_optuna_keeps_parameters_of_earlier_spaces(tmp_path, name):
     first, pruned, failed, last, plain = LATE.networks
@@ -210,6 +214,7 @@ def test_optuna_range_is_widened_for_values_of_users(tmp_path, name):
     assert second.distributions[RATE].high == 0.1
 
 
+@pytest.mark.long
 def test_optuna_study_spans_a_changed_search(searched, tmp_path):
     text = searched.path.read_text()
     changed = text.replace("high: 0.1", "high: 0.01").replace("max_trials: 5", "max_trials: 8")
@@ -249,6 +254,7 @@ def test_optuna_trials_lack_unused_parameters(tmp_path, name):
     )
 
 
+@pytest.mark.long
 def test_optuna_studies_equal_tables_after_resume(searched, tmp_path, capsys):
     command = [
         "export",

@@ -284,6 +284,7 @@ def test_many_epochs_are_simulated_in_few():
     assert estimate.high_s == pytest.approx(WIDE * 30 * 6000)
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     ("policy", "gpus"), [("baseline", 2), ("adaptive", 2), ("global", 2), ("adaptive", 300)]
 )

@@ -52,6 +52,7 @@ def test_importance_puts_the_decisive_key_first(library, larger, monkeypatch):
     assert ("Permutation" if library == "sklearn" else "Optuna") in importance.summary
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("library", ["sklearn", "optuna"])
 @pytest.mark.parametrize("outside", [{}, {"rate": 1.0}, {"filters": [32]}])
 def test_importance_accepts_missing_and_outside_values(library, outside, monkeypatch):

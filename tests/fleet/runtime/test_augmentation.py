@@ -47,6 +47,7 @@ def spec(
     )
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     "settings",
     [

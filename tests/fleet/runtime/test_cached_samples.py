@@ -102,6 +102,7 @@ def _loaded(pipeline, rows, epoch, training):
     return images, targets
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     ("kind", "size", "decoder"),
     [
@@ -164,6 +165,7 @@ def test_varying_sizes_before_random_transform_are_refused(tmp_path):
             open_inputs(load(spec(tmp_path / cache, ["small", "random"], folder, cache, policy)))
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("names", [["large"], ["random"], ["small", "large", "random"]])
 def test_results_under_baseline_do_not_depend_on_the_cache(names, tmp_path):
     folder = photos(tmp_path / "photos")
@@ -185,6 +187,7 @@ def test_results_under_baseline_do_not_depend_on_the_cache(names, tmp_path):
         assert results[name][0] == results[name][1] == results[name][2]
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     "data",
     [

@@ -98,6 +98,7 @@ def test_data_unchanged_resumes_from_any_path(pictured, monkeypatch):
     assert (sides(prepared), prepared.past.changes) == (before, ())
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -110,6 +110,7 @@ def assert_as_alone(prepared, name, folder, **settings):
     assert largest_difference(history(prepared, name), history(alone, name)) == 0, name
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("cache", ["none", "memory"])
 def test_pipelines_sharing_decoded_samples_equal_own(cache, tmp_path, capsys):
     names = list(NETWORKS)
@@ -144,6 +145,7 @@ def test_pipelines_groups_of_one_and_two_have_equal_results(tmp_path):
         assert largest_difference(history(two, name), history(entry, name)) < 1e-9
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("top", [{"order": "ring", "shards": 5}, {"folds": 2}, {"cache": "file"}])
 def test_pipelines_replay_prepares_shared_samples_alone(top, tmp_path):
     names = ["flipped", "plain"] if "cache" in top else ["flipped", "value"]

@@ -97,6 +97,7 @@ def order_of(pipeline, path):
     return StrictOrder(pipeline, 64)
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(("stream", "folds"), [*((name, None) for name in STREAMS), ("none", 3)])
 def test_batches_are_cut_to_their_longest_row(stream, folds, tmp_path, monkeypatch):
     epochs = record_batches(monkeypatch)

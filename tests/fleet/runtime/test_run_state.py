@@ -58,6 +58,7 @@ def statuses(run):
     }
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     ("models", "parts"),
     long_but_first(

@@ -187,6 +187,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(("stream", "validation", "pipelines"), CASES[::5])
 def test_samples_of_networks_are_those_of_their_epochs_in_order(
     stream, validation, pipelines, tmp_path, monkeypatch

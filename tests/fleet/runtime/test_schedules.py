@@ -103,6 +103,7 @@ def test_schedules_do_not_change_results_of_stored_samples(table, launches):
     assert tables == dict.fromkeys(launches, tables["global", 1])
 
 
+@pytest.mark.long
 def test_out_of_memory_network_is_trained_alone_next_time(table, monkeypatch):
     build, fails = NumpyEngine.build, ["once"]
 

@@ -108,6 +108,7 @@ def test_search_estimates_of_time_left_count_expected_trials(tmp_path):
     assert 10 < run.of(ev.TimeLeftEstimated)[0].networks <= 20
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("mode", ["pause", "stop"])
 def test_search_with_asha_prunes_and_finishes_the_best(tmp_path, mode):
     run = Run(
@@ -423,6 +424,7 @@ def test_search_run_stays_open_while_idle(tmp_path):
 # ---- earlier runs ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_search_warm_start_survives_changed_space(
     tmp_path,
 ):
@@ -487,6 +489,7 @@ def test_search_objectives_are_in_results_as_reported(tmp_path):
         assert messages[name] == (row.val_accuracy, row.parameters, row.metrics["rate"])
 
 
+@pytest.mark.long
 def test_run_with_old_keys_resumes_with_new_keys_unchanged(tmp_path):
     """A log, results and a spec as version 0.2 wrote them."""
     space = {LEARNING_RATE: [0.1, 0.03], "train.converge.patience": [1, 2]}

@@ -85,6 +85,7 @@ def write_run(folder, stream, validation, **resources):
     )
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     ("stream", "validation"),
     [

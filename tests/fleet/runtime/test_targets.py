@@ -101,6 +101,7 @@ def run(folder, kind, ranks, **train):
     return history(prepared)
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("kind", KINDS)
 def test_targets_give_equal_results_on_1_to_3_gpus(kind, tmp_path):
     train = {"metrics": ["mae"]} if kind == "value" else {}
@@ -113,6 +114,7 @@ def test_targets_give_equal_results_on_1_to_3_gpus(kind, tmp_path):
         assert largest_difference(alone, history_of_group) < 1e-9
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("kind", ["value", "mask"])
 def test_targets_give_equal_results_after_interruptions(kind, tmp_path):
     complete = run(tmp_path / "whole", kind, 3, batch={"size": 3})

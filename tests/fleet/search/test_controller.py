@@ -478,6 +478,7 @@ def test_trial_pruned_in_its_last_epoch_is_told_finished():
     assert len([event for event in disk.of(SearcherCalled) if event.call == "report"]) == 36
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("ask", ["random", CAREFUL])
 def test_trial_pruned_in_its_last_epoch_survives_any_kill(ask):
     search = search_of(ask, max_trials=2)

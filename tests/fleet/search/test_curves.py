@@ -175,6 +175,7 @@ def test_curves_do_not_depend_on_the_unit_of_scores(curves, power):
     assert verdicts_on(curves, scale=2.0**power) == verdicts_on(curves)
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(curves=runs)
 def test_curves_prune_no_network_that_is_the_best_so_far(curves):

@@ -69,6 +69,7 @@ class Sized(Learning):
         super().train(name)
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     "kind",
     [
@@ -177,6 +178,7 @@ def test_optuna_front_after_a_kill_decides_the_same(sampler):
     assert reference.searcher.study.best_trials
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     "sampler", ["tpe", "cmaes", "qmc", "nsgaii", "random", "grid", "bruteforce"]
 )
@@ -201,6 +203,7 @@ def test_optuna_seed_changes_proposals(sampler):
     assert not any(values in first for values in proposals(2))
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("sampler", ["tpe", "nsgaii"])
 def test_optuna_avoids_networks_that_violate_constraints(sampler):
     def violating(constraints):
@@ -251,6 +254,7 @@ CONDITIONAL = {
 }
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("sampler", ["tpe", "cmaes", "qmc", "nsgaii", "random", "groups"])
 def test_optuna_proposes_active_keys_only(sampler):
     options = {"sampler": sampler}
@@ -271,6 +275,7 @@ def test_optuna_proposes_active_keys_only(sampler):
     assert {len(add.values) for add in reference.added.values()} >= {3, 4}
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("sampler", ["grid", "bruteforce"])
 def test_optuna_grid_of_conditional_space_is_complete(sampler):
     space = {**CONDITIONAL, "momentum": Range(0.0, 0.9, step=0.3, when={"name": "sgd"})}

@@ -125,6 +125,7 @@ def group_verdicts(decisions):
     return verdicts
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("rule", RULES)
 @settings(deadline=None)
 @given(seed=st.integers(0, 10_000), repeats=st.integers(2, 4), fails=st.booleans())
@@ -317,6 +318,7 @@ def test_max_concurrent_counts_trials_and_a_budget_all_epochs():
     assert 40 <= epochs < 40 + 3 * 2 * EPOCHS
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("rule", [rule for rule in RULES if RULES[rule] is not None])
 @settings(max_examples=examples(20), deadline=None)
 @given(

@@ -64,6 +64,7 @@ def test_skopt_proposals_improve_within_the_space(mode):
     assert sum(last) > sum(first)
 
 
+@pytest.mark.long
 def test_skopt_answers_equal_calls_equally():
     assert run_search(9) == run_search(9)
 

@@ -67,6 +67,7 @@ def trials_of(spec):
     return read_trials_file(spec.with_suffix(".trials.json"))
 
 
+@pytest.mark.long_but_first
 @FORMS
 def test_optuna_study_becomes_a_space_with_conditions(tmp_path, import_path, form):
     path = tmp_path / form
@@ -100,6 +101,7 @@ def test_optuna_study_becomes_a_space_with_conditions(tmp_path, import_path, for
     assert path.read_bytes() == before
 
 
+@pytest.mark.long_but_first
 @FORMS
 def test_optuna_trials_become_prior_trials(tmp_path, import_path, form):
     study = study_at(tmp_path / form, direction="maximize")

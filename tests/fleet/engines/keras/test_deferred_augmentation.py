@@ -17,6 +17,7 @@ from tests.fleet.engines.deferred_samples import DTYPES, random_deferred_samples
 pytestmark = pytest.mark.tensorflow
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("shape", "to"), [((9, 12, 3), (8, 8)), ((5, 4, 1), (7, 6)), ((6, 6, 2), (6, 6))]

@@ -75,6 +75,7 @@ def test_ensemble_model_joins_sequential_models(tmp_path):
     np.testing.assert_allclose(predicted, model.predict(samples, verbose=0), rtol=1e-5)
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("kind", TARGETS)
 def test_ensemble_model_predicts_the_weighted_mean(tmp_path, kind):
     from fleet.engines.keras.ensemble_model import EnsembleModel

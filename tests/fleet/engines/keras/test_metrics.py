@@ -216,6 +216,7 @@ def test_each_metric_has_an_oracle():
     assert set(ORACLES) == set(METRICS) - {"accuracy"}
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

@@ -164,6 +164,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(("target", "args"), SMALL)
 @pytest.mark.parametrize("shape", [(28, 28, 1), pytest.param((33, 64, 3), marks=pytest.mark.long)])
 def test_small_families_give_logits_and_are_counted(build, target, args, shape):
@@ -331,6 +332,7 @@ def test_build_model_does_not_warn_without_a_loss(build, my_models, name):
     assert messages == []
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     ("name", "error", "names"),
     [

@@ -45,6 +45,7 @@ def engine():
     return KerasEngine(EngineContext(SAMPLE, Resources(exchange="mpi")))
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     "train",
     [
@@ -420,6 +421,7 @@ def failing(labels, outputs):
         )
 
 
+@pytest.mark.long
 def test_close_discards_totals_that_were_not_read(engine, batch):
     trainable = engine.build(network(), SingleRankGroup())
     begin(trainable, *batch, [12])

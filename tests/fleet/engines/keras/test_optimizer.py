@@ -85,6 +85,7 @@ def test_optimizers_have_the_parameters_of_keras():
         ), name
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_takes_a_step(name):
     trainable = build({"name": name, "learning_rate": 0.01})
@@ -303,6 +304,7 @@ def test_default_learning_rate_is_that_of_the_function():
     ).learning_rate() == pytest.approx(0.01)
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     "rate",
     [

@@ -261,6 +261,7 @@ def test_penalties_do_not_depend_on_ranks_with_any_optimizer(train):
             np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.long
 def test_several_steps_have_penalties_of_each_batch():
     inputs, targets = data()
     counts = np.ones(ROWS, np.float32)

@@ -76,6 +76,7 @@ def have_equal_weights(network, reference):
     return all(map(np.array_equal, actual, expected)) and len(actual) == len(expected)
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     "entry",
     long_but_first("build: starting_models:sub", CNN, "build: starting_models:unnamed"),

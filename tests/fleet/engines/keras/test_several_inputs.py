@@ -59,6 +59,7 @@ def plain_losses(model, batches):
     return losses
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("model", MODELS)
 def test_network_of_several_inputs_equals_a_plain_loop(model):
     batches = [rows_of(seed) for seed in range(10)]

@@ -53,6 +53,7 @@ def batch(kind, rows=12):
     return (random.normal(size=(rows, 4, 4, 1)).astype(np.float32), *target.split(packed))
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("kind", TARGETS)
 def test_network_trains_like_keras(kind):
     import keras
@@ -78,6 +79,7 @@ def test_network_trains_like_keras(kind):
         np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
@@ -447,6 +449,7 @@ def test_custom_loss_and_metric():
     )
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     ("kind", "model", "train", "error", "message"),
     [

@@ -43,6 +43,7 @@ def batches_of(count):
         yield inputs, random.integers(0, 3, 12)
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("model", ["tokens_of_any_length", "tokens_subclass"])
 def test_cut_batches_equal_a_plain_loop(model):
     import keras

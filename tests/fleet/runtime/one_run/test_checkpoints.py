@@ -44,6 +44,7 @@ def test_quota_drops_old_checkpoints_and_can_be_raised(
     assert ended.prepared.paths.all_previous() == []
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("position", [0, 100, -1], ids=["head", "record", "arrays"])
 def test_finished_network_with_damaged_checkpoint_stays(folders, position):
     runner = shaky(folders(), failures=0, retries=0, epochs=3, policy="baseline")
@@ -96,6 +97,7 @@ def test_deleted_network_folder_is_reported(folders, capsys):
     assert len(runner.events(ev.NetworkRolledBack)) == 1
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @few
 @given(

@@ -27,6 +27,7 @@ class _ExportingEngine(NumpyEngine):
         return trainable
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("failures", [1, 2])
 def test_export_transient_failure_is_retried(folders, monkeypatch, failures):
     monkeypatch.setattr(retries, "_BACKOFF_S", 0.01)
@@ -49,6 +50,7 @@ def test_export_transient_failure_is_retried(folders, monkeypatch, failures):
     assert paths.exported("n0", ".keras").exists()
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("keep", ["best+last", "last"])
 def test_export_repeated_after_more_training(folders, monkeypatch, keep):
     export = lambda self, arrays, path: path.write_text(repr(arrays["weights"].tolist()))  # noqa: E731

@@ -40,6 +40,7 @@ def test_failed_networks_are_rows_and_others_finish(folders, case):
     runner.check_epochs()
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("policy", ["global", "baseline"])  # baseline measures no rates before
 def test_retry_count_follows_spec_in_each_launch(folders, monkeypatch, policy):
     monkeypatch.setattr(retries, "_BACKOFF_S", 0.01)
@@ -67,6 +68,7 @@ def test_retry_continues_from_reported_state(folders, monkeypatch):
     assert [event.record.epoch for event in runner.events(ev.EpochEnded)] == [1, 2]
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("data", [{}, {"order": "ring", "shards": 2}], ids=["strict", "ring"])
 def test_retry_of_replay_takes_the_remaining_epochs(folders, monkeypatch, data):
     monkeypatch.setattr(retries, "_BACKOFF_S", 0.01)

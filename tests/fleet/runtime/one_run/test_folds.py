@@ -59,6 +59,7 @@ def test_folds_killed_run_resumes_from_checkpoints(folders, case, moments):
     runner.finish_killed(moments)
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     "data", [{"cache": "none"}, {"order": "ring", "shards": 5}, {"cache": "memory"}]
 )

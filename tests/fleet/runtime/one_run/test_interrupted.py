@@ -72,6 +72,7 @@ def test_resume_reads_each_line_and_checkpoint_once(folders, monkeypatch):
     assert read["started"] == 1
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("checkpoint", [{}, {"every": "0.001s"}], ids=["between", "within"])
 def test_interrupted_epoch_sums_the_time_of_its_parts(folders, monkeypatch, checkpoint):
     signal = Signal()
@@ -101,6 +102,7 @@ def test_interrupted_epoch_sums_the_time_of_its_parts(folders, monkeypatch, chec
     assert 0 < record.waited_s < record.seconds
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("spare_slots", [0, 5])
 def test_group_reads_the_ring_on_after_a_checkpoint(folders, spare_slots):
     runner = shaky(
@@ -118,6 +120,7 @@ def test_group_reads_the_ring_on_after_a_checkpoint(folders, spare_slots):
     runner.check_epochs()
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_interrupted_evaluation_is_repeated_without_training(folders, monkeypatch, gpus):
     signal, steps = Signal(), []

@@ -12,6 +12,7 @@ from fleet.stream.filler import WindowFiller
 from tests.fleet.runtime.one_run.runner import Case, Runner
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize(
     "data",
     [{"source": "tests.sources:numbered"}, {"source": "tests.sources:unvalidated", "folds": 2}],
@@ -101,6 +102,7 @@ def test_policy_custom_failure_ends_run_and_run_resumes(folders, monkeypatch):
     runner.check_epochs()
 
 
+@pytest.mark.long_but_first
 @pytest.mark.parametrize("seed", range(4))
 def test_lockstep_groups_of_a_round_share_stream_epochs(folders, seed):
     epochs = {"n0": 1, "n1": 4, "n2": 2, "n3": 3, "n4": 2}

@@ -32,6 +32,7 @@ def regrouping(request):
         yield runner
 
 
+@pytest.mark.long
 @few
 @given(cases(regroups=True))
 def test_groups_that_grow_and_shrink_train_as_if_alone(regrouping, folders, case):
@@ -63,6 +64,7 @@ def test_groups_may_change_in_interrupted_runs(regrouping, folders, case, moment
     runner.finish_interrupted(moments)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @few
 @given(cases(regroups=True), st.lists(st.integers(1, 300), min_size=1, max_size=3))

@@ -154,6 +154,7 @@ def outcome(folder, ranks, is_async, after=None):
     return rows, {name: array.tobytes() for name, array in state.arrays.items()}
 
 
+@pytest.mark.long_but_first
 def test_steps_ahead_give_histories_of_single_steps(tmp_path, ranks):
     expected = outcome(tmp_path / "single", ranks, is_async=False)
     assert outcome(tmp_path / "async", ranks, is_async=True) == expected
