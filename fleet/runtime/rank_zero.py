@@ -378,10 +378,11 @@ class RankZero:
             print_table(*make_table(ensembles), title="Ensembles of the best networks")
         print(self.coordinator.summary())
         recorded = self._launch.replayed
-        replayed = self.results.run.status_of(rows[0].name).history if rows else ()
-        if recorded and len(replayed) == len(recorded):  # otherwise it failed
+        if recorded:
             (network,) = self._launch.spec.networks
-            print(compare(recorded, replayed, network.train.deterministic))
+            replayed = self.results.run.status_of(network.name).history
+            if len(replayed) == len(recorded):  # otherwise it failed
+                print(compare(recorded, replayed, network.train.deterministic))
         if self.results.unreadable:
             print(
                 f"{pluralize(len(self.results.unreadable), 'sample')} could not be read: "

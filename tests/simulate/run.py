@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -58,7 +59,8 @@ class Outcome:
     @property
     def digest(self) -> str:
         """A short text that differs if the seed went otherwise."""
-        return f"{self.launches} {self.steps} {self.virtual_s:.6f}"
+        output = zlib.crc32(self.output.encode())
+        return f"{self.launches} {self.steps} {output} {self.virtual_s:.6f}"
 
     def describe(self, events: int) -> str:
         """Describe the end of the run: the last events, and who waits for what."""
@@ -94,7 +96,7 @@ def simulate(
             outcome.failure = f"{type(error).__name__}: {error}"
         if outcome.failure or until_s is not None:
             outcome.waiting = kernel.describe()
-        outcome.output = run.output()
+        outcome.output = run.output().replace(str(root), "ROOT")
         outcome.launches = len(run.cluster.launches)
     outcome.virtual_s = kernel.now
     outcome.steps = kernel.steps
