@@ -30,7 +30,7 @@ demo: env
 
 # Five minutes on two cores: one test of each kind, with fewer examples.
 test: env
-	FLEET_TEST_EXAMPLES=$${FLEET_TEST_EXAMPLES:-0.1} $(BIN)/python -m pytest -n $(WORKERS) -m "not long" $(PYTEST_ARGS)
+	FLEET_TEST_EXAMPLES=$${FLEET_TEST_EXAMPLES:-0.05} $(BIN)/python -m pytest -n $(WORKERS) -m "not long" $(PYTEST_ARGS)
 
 # A short selection, for an environment with another Python: make test-other VENV=.venv-3.13 PYTHON=3.13
 test-other: env

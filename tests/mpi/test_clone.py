@@ -24,6 +24,7 @@ def launcher_and_spec(tmp_path, **parts):
     return Launcher(tmp_path), spec(tmp_path, MODELS, **content)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", long_but_first(3, 1))
 def test_clones_of_a_running_launch_start_warm_or_anew(tmp_path, ranks, capsys):
     launcher, content = launcher_and_spec(tmp_path, keep_open="3s")

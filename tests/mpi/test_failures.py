@@ -131,6 +131,7 @@ def test_stopped_reader_or_writer_ends_all_ranks(launch, tmp_path, stopped, data
     await_end(process)
 
 
+@pytest.mark.long
 def test_unreadable_sample_is_skipped_and_named(launch, tmp_path):
     run = launch(
         3, spec(tmp_path, [{**GOOD, "gpus": 2}], source="partly_bad", data={"max_unreadable": "5%"})

@@ -150,7 +150,6 @@ def test_check_warns_about_channels_first_data(check, folder):
     assert last[1].err == ""
 
 
-@pytest.mark.long
 def test_check_lists_all_networks_that_cannot_be_built(check, folder):
     status, printed, mistakes = check(
         build("raises"),
@@ -438,6 +437,7 @@ def vast_subclass(input_shape, classes):
 '''
 
 
+@pytest.mark.long
 @pytest.mark.tensorflow
 def test_check_tests_keras_networks(check, folder):
     (folder / "check_models.py").write_text(MODELS)

@@ -48,6 +48,7 @@ def test_closed_networks_leave_no_graph(engine):
     assert len(set(registered)) == 1
 
 
+@pytest.mark.long
 def test_gradients_of_live_graphs_are_kept(engine):
     import tensorflow as tf
 

@@ -132,6 +132,7 @@ def test_graphs_are_reused_for_other_hyperparameters(engine, batch, name, train)
     assert all((result[2][key] == alone[2][key]).all() for key in alone[2])
 
 
+@pytest.mark.long
 def test_reused_graphs_scale_own_learning_rate(engine):
     built = engine.build(network(), SingleRankGroup())
     built.scale_learning_rate(4.0)
@@ -341,6 +342,7 @@ def async_totals(trainable, batches):
     return [*totals, *wait_for_previous().sums]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "group", long_but_first(Group(2), SingleRankGroup()), ids=["by MPI", "alone"]
 )
@@ -360,6 +362,7 @@ def test_async_totals_match_bit_for_bit(engine, batch, group, train):
     assert all(np.array_equal(value, state[name]) for name, value in trainable.state().items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "group", long_but_first(Group(2), SingleRankGroup()), ids=["by MPI", "alone"]
 )
@@ -433,6 +436,7 @@ def test_close_discards_totals_that_were_not_read(engine, batch):
     )
 
 
+@pytest.mark.long
 def test_networks_match_with_and_without_graph_rewriting(batch):
     import tensorflow as tf
 

@@ -73,6 +73,7 @@ def test_own_step_returns_metrics_by_name(tmp_path):
     assert trainable.try_export(tmp_path) == ""
 
 
+@pytest.mark.long
 def test_own_step_leaves_out_unreadable_rows():
     inputs, labels = rows_of()
     labels[3] = -1
@@ -123,6 +124,7 @@ def test_check_learns_refuses_losses_that_are_no_number():
         built("not_a_number").check_learns(*rows_of())
 
 
+@pytest.mark.long
 def test_own_step_resumes_from_a_state():
     trainable, resumed = built("reconstruct", HEADS), built("reconstruct", HEADS)
     take_step(trainable, rows_of())

@@ -83,6 +83,7 @@ def test_several_steps_a_call_equal_single_steps():
         assert single.loss == pytest.approx(expected.loss, abs=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("train", long_but_first({"precision": "mixed_bfloat16"}, {"xla": True}))
 def test_network_of_several_inputs_trains_with(train):
     batches = [rows_of(0)] * 8
@@ -95,6 +96,7 @@ def test_network_of_several_inputs_trains_with(train):
     )
 
 
+@pytest.mark.long
 def test_unreadable_rows_of_several_inputs_are_left_out():
     inputs, labels = rows_of(0)
     readable = np.arange(12) != 3

@@ -83,6 +83,7 @@ def test_deleted_checkpoint_is_reported_with_resume_epoch(folders, monkeypatch, 
     runner.check_epochs()
 
 
+@pytest.mark.long
 def test_deleted_network_folder_is_reported(folders, capsys):
     runner = shaky(folders(), failures=0, retries=0, epochs=3, policy="baseline")
     assert runner.launch() is ExitStatus.OK

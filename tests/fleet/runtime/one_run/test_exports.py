@@ -50,6 +50,7 @@ def test_export_transient_failure_is_retried(folders, monkeypatch, failures):
     assert paths.exported("n0", ".keras").exists()
 
 
+@pytest.mark.long
 @pytest.mark.long_but_first
 @pytest.mark.parametrize("keep", ["best+last", "last"])
 def test_export_repeated_after_more_training(folders, monkeypatch, keep):

@@ -72,6 +72,7 @@ def test_resume_reads_each_line_and_checkpoint_once(folders, monkeypatch):
     assert read["started"] == 1
 
 
+@pytest.mark.long
 @pytest.mark.long_but_first
 @pytest.mark.parametrize("checkpoint", [{}, {"every": "0.001s"}], ids=["between", "within"])
 def test_interrupted_epoch_sums_the_time_of_its_parts(folders, monkeypatch, checkpoint):

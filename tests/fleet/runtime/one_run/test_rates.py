@@ -59,6 +59,7 @@ def test_rates_observed_and_overheads_are_kept(
     assert [parallel[number]["network"] for number in "123"] == ["ready_s", "start_s", "epoch_s"]
 
 
+@pytest.mark.long
 def test_cached_rate_has_age_and_is_corrected(cached, monkeypatch):
     add = StepClock.add
     monkeypatch.setattr(

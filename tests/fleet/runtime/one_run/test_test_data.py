@@ -43,6 +43,7 @@ def test_test_share_is_held_out_first_and_never_trained_on(folders):
     runner.check_tests()
 
 
+@pytest.mark.long
 def test_finished_networks_are_tested_on_new_test_data(folders):
     folder = folders()
     before = shaky(folder, failures=0, retries=0, epochs=2)
@@ -56,6 +57,7 @@ def test_finished_networks_are_tested_on_new_test_data(folders):
     assert runner.results()["n0"].test_accuracy >= 0
 
 
+@pytest.mark.long
 def test_network_trained_further_is_tested_again(folders):
     folder = folders()
     for epochs in (2, 4):
@@ -116,6 +118,7 @@ def further(folder, epochs):
     return Runner(Case(content, (0, 0), 4, 1, 0), folder)
 
 
+@pytest.mark.long
 def test_pruned_network_started_over_is_trained_fully(folders):
     content = {
         "models": [
