@@ -45,8 +45,9 @@ log = logging.getLogger("fleet.storage.writer")
 class CheckpointWriter:
     """Writes checkpoints in a thread of its own.
 
-    ``blocked_s`` is the time that training has waited for it. At most one checkpoint is queued: a
-    disk that is slower than the epochs slows training down instead of filling the memory.
+    ``blocked_s`` is the time that training has waited for it. At most one checkpoint is not on the
+    disk: a crash loses no more than the epoch that has ended last, and a disk that is slower than
+    the epochs slows training down instead of filling the memory.
 
     Args:
         paths: files of the run.
@@ -91,6 +92,8 @@ class CheckpointWriter:
     def save(self, name: str, state: TrainingState, is_best: bool) -> None:
         """Queue a network's state as its last checkpoint, and as its best one if it is.
 
+        Waits until the checkpoint before is on the disk.
+
         Args:
             name: name of the network.
             state: the state to write.
@@ -99,10 +102,8 @@ class CheckpointWriter:
         Raises:
             InfrastructureError: an earlier checkpoint could not be written.
         """
-        self._raise_error()
-        began = time.perf_counter()
+        self.flush()
         self._jobs.put(lambda: self._write(name, state, is_best))
-        self.blocked_s += time.perf_counter() - began
 
     def flush(self) -> None:
         """Wait until everything is on disk.

@@ -105,6 +105,9 @@ class Observer(Witness):
     def ends_epoch(self, process: k.Process, training: Any, state: Any) -> None:
         self._training.end_epoch(process, training, state)
 
+    def reports_epoch(self, process: k.Process, training: Any, state: Any) -> None:
+        self._training.report_epoch(process, training, state)
+
     def saved(self, process: k.Process, name: str, state: Any) -> None:
         if self._leases.holds(process, name):
             self._durability.saved(name, state)

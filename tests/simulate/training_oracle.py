@@ -131,9 +131,6 @@ class TrainingOracle:
         name = training.network.name
         epoch = state.epoch + 1
         self._ended[name, epoch] += 1
-        progress = self._progress.get(name, {}).get(process.mpi)
-        if progress is not None:
-            progress.epoch, progress.position = epoch + 1, 0
         if self._samples is None:
             return
         chain = self._chains[_state_key(name, state)]
@@ -148,6 +145,12 @@ class TrainingOracle:
             counts.update(numbers)
         if counts != Counter(range(self._samples)):
             self._object_to(f"{name}, epoch {epoch}: samples were taken so often: {counts}")
+
+    def report_epoch(self, process: k.Process, training: Any, state: Any) -> None:
+        """A master reports an epoch: the checkpoint before it is on the disk."""
+        progress = self._progress.get(training.network.name, {}).get(process.mpi)
+        if progress is not None:
+            progress.epoch, progress.position = state.epoch + 1, 0
 
     # ---- training again ----
 

@@ -83,9 +83,12 @@ def _watch_training() -> None:
         return end_epoch(self, training, state, *more)
 
     def watched_save(self: Any, training: Any, state: Any, *more: Any, **named: Any) -> Any:
-        if current := _current():
+        current = _current()
+        if current:
             current[0].reaches(current[1], training, state)
-        return save(self, training, state, *more, **named)
+        save(self, training, state, *more, **named)
+        if current and not state.position:
+            current[0].reports_epoch(current[1], training, state)
 
     SoftmaxRegression.step = watched_step
     TrainingLoop._train_part = watched_part

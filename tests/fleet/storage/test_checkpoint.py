@@ -382,20 +382,19 @@ def test_keep_last_deletes_the_best(paths):
     assert checkpoint.find_best(paths, "net", Stopping(max_epochs=2), "last").state.epoch == 2
 
 
-def test_writer_queues_at_most_one_checkpoint(paths, monkeypatch):
+def test_writer_waits_for_the_checkpoint_before(paths, monkeypatch):
     disk = threading.Event()
     monkeypatch.setattr(
         writer_module, "write_state", lambda path, state, previous, fence=None: disk.wait(10)
     )
     writer = CheckpointWriter(paths, Checkpoint())
-    writer.save("net", STATE, is_best=False)
-    writer.save("net", STATE, is_best=False)  # neither has waited for the disk
-    third = threading.Thread(target=writer.save, args=("net", STATE, False))
-    third.start()
-    third.join(0.1)
-    assert third.is_alive()
+    writer.save("net", STATE, is_best=False)  # does not wait for the disk
+    second = threading.Thread(target=writer.save, args=("net", STATE, False))
+    second.start()
+    second.join(0.1)
+    assert second.is_alive()
     disk.set()
-    third.join()
+    second.join()
     writer.flush()
     assert writer.blocked_s > 0.05
 
