@@ -6,6 +6,7 @@ ISSTA 2012), because faults of one kind can hide those of another.
 
 from __future__ import annotations
 
+import copy
 import errno
 import json
 import random
@@ -237,9 +238,26 @@ def _with_deaths(case: Case) -> Case:
         for launch in range(launches)
         for number in draw.sample(range(1, 1000), min(3, case.ranks - 2))
     )
-    kinds = tuple(dict.fromkeys((*case.kinds, kind)))
+    # SIGUSR2, so that groups pause and stop
+    events += tuple(Event(launch, 2 * draw.random(), "signal", 0, 0.0) for launch in (0, 1))
+    # Groups of several ranks, whose messages arrive after the news of a death.
+    content = copy.deepcopy(case.content)
+    content["schedule"] = {"policy": "adaptive"}
+    content["data"]["path"] = str(max(60, int(content["data"]["path"])))
+    for model in content["models"]:
+        if isinstance(model["train"]["batch"]["size"], list):
+            return case
+        trainers = case.ranks - case.nodes
+        model["gpus"] = [min(2, trainers), trainers]
     return replace(
-        case, fault_tolerant=True, events=case.events + events, kinds=kinds, launches=launches
+        case,
+        fault_tolerant=True,
+        content=content,
+        events=case.events + events,
+        kinds=tuple(dict.fromkeys((*case.kinds, kind, "signal"))),
+        launches=launches,
+        delay_s=1e-2,
+        late=0.3,
     )
 
 

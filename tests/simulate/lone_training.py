@@ -25,12 +25,14 @@ class LoneTraining:
         weights: its arrays.
         scores: loss and accuracy of training, then of validation.
         tests: loss and accuracy on the test data; NaN without any.
+        outputs: outputs for the validation samples; None without any.
         keeps_best: whether the best epoch is tested, rather than the last.
     """
 
     weights: list[dict[str, np.ndarray]]
     scores: list[tuple[float, float, float, float]]
     tests: list[tuple[float, float]]
+    outputs: list[np.ndarray | None]
     keeps_best: bool
 
 
@@ -52,7 +54,7 @@ def train_alone(prepared: Any, name: str, history: Sequence[EpochRecord]) -> Lon
     validation = part.pipeline("validation", prepared.spec.seed)
     folds = None if network.fold is None else prepared.inputs.folds
     tested = part.pipeline("test", prepared.spec.seed)
-    result = LoneTraining([], [], [], "best" in prepared.spec.checkpoint.keep)
+    result = LoneTraining([], [], [], [], "best" in prepared.spec.checkpoint.keep)
     if history and history[0].parent:
         trainable.load(read_state(prepared.paths.first(name)).arrays)
     for record in history:
@@ -77,6 +79,7 @@ def train_alone(prepared: Any, name: str, history: Sequence[EpochRecord]) -> Lon
         rows = None if folds is None else np.flatnonzero(folds == network.fold)
         score = _evaluate(trainable, validation, rows)
         result.tests.append(_evaluate(trainable, tested, None))
+        result.outputs.append(_predict(trainable, validation, rows))
         result.weights.append({key: np.array(array) for key, array in trainable.state().items()})
         result.scores.append((*sums[:2] / sums[2], *score))
     return result
@@ -100,6 +103,16 @@ def _evaluate(trainable: Any, pipeline: Any, rows: np.ndarray | None) -> tuple[f
         rows = np.arange(pipeline.samples)
     totals = trainable.evaluate(*_load(pipeline, rows, 0, False))
     return totals.loss / totals.count, totals.correct / totals.count
+
+
+def _predict(trainable: Any, pipeline: Any, rows: np.ndarray | None) -> np.ndarray | None:
+    """Return the outputs for some rows of a split, or for all; None without the split."""
+    if pipeline is None:
+        return None
+    if rows is None:
+        rows = np.arange(pipeline.samples)
+    _, outputs = trainable.predict(*_load(pipeline, rows, 0, False))
+    return np.asarray(outputs)
 
 
 def _load(pipeline: Any, indices: Any, epoch: int, training: bool) -> Any:

@@ -248,7 +248,17 @@ class Observer(Witness):
             if row.epochs != epochs:
                 raise Failure(f"{name} has {row.epochs} epochs instead of {epochs}")
             if row.epochs:
-                _object(f"{name}: ", check_row(row, network, history, lone, not self.case.kinds))
+                _object(
+                    f"{name}: ",
+                    check_row(
+                        row,
+                        network,
+                        history,
+                        lone,
+                        self.paths.predictions(name, "validation"),
+                        not self.case.kinds,
+                    ),
+                )
             if epochs and network.train.batch.when_scaled == "fixed":
                 self.may_replay.append(name)
         foreign = self.paths.foreign_files()

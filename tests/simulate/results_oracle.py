@@ -7,6 +7,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ def check_row(
     network: Any,
     history: Sequence[EpochRecord],
     lone: LoneTraining,
+    saved: Path,
     is_undisturbed: bool,
 ) -> Iterator[str]:
     """Yield what is wrong in the row of a finished network.
@@ -34,6 +36,7 @@ def check_row(
         network: its spec.
         history: its epochs.
         lone: the network, trained alone.
+        saved: the file of its outputs, which may be missing.
         is_undisturbed: whether there were no faults.
     """
     stopping = network.train.stopping
@@ -57,6 +60,11 @@ def check_row(
     for value, alone in zip((row.test_loss, row.test_accuracy), lone.tests[epoch - 1], strict=True):
         if not _is_close(value, alone):
             yield f"the test data gave {value} in the results; alone: {alone}"
+    outputs = lone.outputs[epoch - 1]
+    if saved.exists() and outputs is not None:
+        with np.load(saved) as file:
+            if not np.allclose(file["outputs"], outputs, rtol=1e-4, atol=1e-5, equal_nan=True):
+                yield f"{saved.name} has other outputs than epoch {epoch} of the training alone"
     rate = row.drawn.get("train.optimizer.learning_rate", row.drawn.get("learning_rate"))
     if rate is not None and not _is_close(float(rate), network.train.optimizer.learning_rate):
         yield f"the results have {row.drawn}, and the spec {network.train.optimizer}"

@@ -273,7 +273,8 @@ class _Run:
         def entered(process: k.Process, group: TrainingGroup) -> bool:
             if process is not launch.ranks[0] or group.phase is not phase:
                 return False
-            device = group.devices[event.target // len(Phase) % len(group.devices)]
+            # The last one is the master only if it is alone.
+            device = group.devices[-1]
             self.kernel.call_at(
                 self.kernel.now + 0.02 * event.amount**3,
                 lambda: self.cluster.kill_rank(launch, 1 + device),
