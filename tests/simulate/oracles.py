@@ -259,7 +259,9 @@ class Observer(Witness):
                         not self.case.kinds,
                     ),
                 )
-            if epochs and network.train.batch.when_scaled == "fixed":
+            # A replay has no time limit, so it leaves out an epoch that one has cut.
+            is_whole = any(not record.cut_at for record in history)
+            if is_whole and network.train.batch.when_scaled == "fixed":
                 self.may_replay.append(name)
         foreign = self.paths.foreign_files()
         if foreign and not self.cluster.kernel.counts.get("crash storage"):
