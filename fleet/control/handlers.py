@@ -190,8 +190,10 @@ class MessageHandlers:
                 tasks = self._devices.remove([device])
                 self._groups.fail_device(device, died)
                 for task in tasks:
-                    self._changes.record_death(task.network, f"rank {rank} died")
-                    self._searches.fail_after_deaths(task.network)
+                    # The launch that holds the network records its deaths.
+                    if task.network not in self._networks.waiting.unleased:
+                        self._changes.record_death(task.network, f"rank {rank} died")
+                        self._searches.fail_after_deaths(task.network)
                 self._rates.limit_devices(self._devices.cluster.whole_gpus, tasks)
         self._devices.check_all_ready()
         self._launch.update_grants()  # which failed groups no longer hold back

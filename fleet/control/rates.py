@@ -17,7 +17,7 @@ from fleet.control.effects import NetworkAdmitted, SaveRates
 from fleet.control.launch_state import LaunchConfig, LaunchState, PriorRates
 from fleet.control.measurement import MeasurementTask
 from fleet.domain import events
-from fleet.domain.network import StepRate
+from fleet.domain.network import Outcome, StepRate
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
 from fleet.spec.layers import count_operations
@@ -255,6 +255,8 @@ class MeasuredRates(Rates):
         self._measurement = prior_rates.measurement
         self._launch = launch
         self._began_s: float | None = None
+        # networks that cannot be trained, until this launch may say so
+        self._failed: dict[str, Outcome] = {}
 
     def limit_devices(self, devices: int, tasks: Sequence[MeasurementTask] = ()) -> None:  # noqa: D102
         for task in tasks:
@@ -284,9 +286,17 @@ class MeasuredRates(Rates):
 
     def measure(self, fail: Callable[..., None]) -> None:  # noqa: D102
         networks = self._launch.networks
+        if self._table is None:
+            self._measure()
+        # Another launch may train the others, and writes their files.
+        for name in [name for name in self._failed if name not in networks.waiting.unleased]:
+            outcome = self._failed.pop(name)
+            if not networks.is_over(name):
+                fail(name, outcome.reason, may_pass=outcome.may_pass)
+
+    def _measure(self) -> None:
+        networks = self._launch.networks
         now_s = self._launch.now_s
-        if self._table is not None:
-            return
         self._began_s = now_s if self._began_s is None else self._began_s
         while (task := self._measurement.next(len(self._launch.devices.free_whole))) is not None:
             network = networks.specs[task.network]
@@ -295,8 +305,7 @@ class MeasuredRates(Rates):
                 self._launch.orders.measure(network, task, self._measurement.batches(task)),
             )
         if self._measurement.is_done:
-            for name, outcome in self._measurement.conclude().items():
-                fail(name, outcome.reason, may_pass=outcome.may_pass)
+            self._failed = dict(self._measurement.conclude())
             self._conclude(
                 with_best_batches(
                     self._measurement.table(self._launch.config.samples), self._measurement.devices

@@ -562,6 +562,40 @@ def test_rates_are_measured_side_by_side_before_training():
     assert isinstance(driver.read_mail()[1][0], msg.Start)
 
 
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_unmeasurable_network_fails_once_it_is_leased(is_trained):
+    driver = ControllerDriver(
+        {"a": [0]},
+        measures=True,
+        trainers=2,
+        parts={"profile": {"max_gpus": 1}},
+        elsewhere=frozenset("b"),
+    )
+    driver.send_ready()
+    driver.handle(msg.Measured("a", 1, StepRate(10.0), 1.0, ""), msg.Ready(1))
+    driver.handle(msg.Measured("b", 1, StepRate(0.0), 1.0, "out of memory"), msg.Ready(2))
+    assert driver.events_of("ProfilingFinished")
+    assert not driver.events_of("NetworkFailed")
+    outcome = Outcome("9 epochs") if is_trained else None  # by another launch
+    driver.handle(fx.LeaseGranted("b", NetworkStatus((), outcome), generation=1))
+    failed = [event.reason for event in driver.events_of("NetworkFailed")]
+    assert failed == ([] if is_trained else ["out of memory"])
+
+
+def test_death_while_measuring_counts_only_with_the_lease():
+    driver = ControllerDriver(
+        {"a": [0]}, measures=True, trainers=3, elsewhere=frozenset("b"), outlives=True
+    )
+    driver.send_ready()
+    ranks = {
+        message.network.name: message.ranks[0]
+        for messages in driver.read_mail().values()
+        for message in messages
+    }
+    effects = driver.handle(fx.RanksDied((ranks["b"],)), fx.RanksDied((ranks["a"],)))
+    assert [effect.network for effect in effects if isinstance(effect, fx.SaveDeath)] == ["a"]
+
+
 def test_measurement_is_retried_after_a_transient_failure():
     driver = ControllerDriver(
         {"a": [0]}, networks="a", measures=True, trainers=1, parts={"retries": 1}
