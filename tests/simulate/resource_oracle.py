@@ -8,6 +8,8 @@ import re
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
+from typing import Any
+from weakref import WeakSet
 
 from tests.simulate import kernel as k
 from tests.simulate.cluster import Launch
@@ -15,7 +17,8 @@ from tests.simulate.disk import Disk
 
 # For any number of networks.
 MOST_FILES = 16
-MOST_THREADS = 40
+MOST_THREADS = 12
+MOST_NETWORKS = 4
 # A rank keeps these until it exits: the pipe of signals, its log, and shared memory.
 _UNTIL_EXIT = re.compile(
     r"pipe:.*|.*/logs/(.*/)?rank-\d+\.log|.*/dev/shm/fleet-[^/]*( \(deleted\))?"
@@ -30,14 +33,15 @@ class ResourceOracle:
         object_to: is called with what is wrong.
 
     Attributes:
-        most_files, most_threads: the largest numbers of a rank so far.
+        most_files, most_threads, most_networks: the largest numbers of a rank so far.
     """
 
     def __init__(self, disk: Disk, object_to: Callable[[str], None]) -> None:
         self._disk = disk
         self._object_to = object_to
         self._temporary: defaultdict[k.Process, set[str]] = defaultdict(set)
-        self.most_files = self.most_threads = 0
+        self._networks = defaultdict[k.Process, WeakSet[Any]](WeakSet)
+        self.most_files = self.most_threads = self.most_networks = 0
 
     def begin(self, launch: Launch) -> None:
         """Watch the ranks of a launch."""
@@ -64,6 +68,14 @@ class ResourceOracle:
             self._object_to(f"{process} has {len(process.descriptors)} files open")
         if threads > MOST_THREADS:
             self._object_to(f"{process} has {threads} threads")
+
+    def begins_part(self, process: k.Process, trainable: Any) -> None:
+        """A rank trains a network; count those which are in its memory."""
+        networks = self._networks[process]
+        networks.add(trainable)
+        self.most_networks = max(self.most_networks, len(networks))
+        if len(networks) > MOST_NETWORKS:
+            self._object_to(f"{process} has {len(networks)} networks in memory")
 
     def _end(self, process: k.Process) -> None:
         """Check what a rank leaves that exits by itself."""

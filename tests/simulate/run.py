@@ -29,6 +29,11 @@ _LONGEST_S = 1800.0  # virtual seconds of one launch
 _SMALL_SUM = comm_group._SMALL
 _REPLAYED = 6  # one of so many seeds ends with a replay of a network
 _CALM_LAUNCHES = 12  # launches without faults until all must be done
+# Virtual seconds of these launches until all must be done: for leases of launches that have died,
+# and for the networks of others to come free; then for each epoch, and for each sample of it.
+_WAITS_S = 200.0
+_EPOCH_S = 2.0
+_SAMPLE_S = 0.05
 _MOST_STEPS = 3_000_000  # of one launch
 _ENDED = (ExitStatus.OK, ExitStatus.NETWORK_FAILED)
 
@@ -125,20 +130,33 @@ class _Run:
     def all(self, until_s: float | None) -> None:
         """Launch until all is done; raises if an oracle objects."""
         self._until_s = until_s
+        calm_s = 0.0
         for number in range(self.case.launches + _CALM_LAUNCHES):
             if number == self.case.launches:
                 self.disk.faults = d.Faults(lag_s=self.case.disk.lag_s)
+            began_s = self.kernel.now
             launches = self._launch(number)
             if self._is_stopped:
                 return
+            if number >= self.case.launches:
+                calm_s += self.kernel.now - began_s
             self._observe(partial(self.observer.launches_ended, launches))
             statuses = [launch.status for launch in launches]
             if number >= self.case.launches and all(status in _ENDED for status in statuses):
                 self._observe(self.observer.run_ended)
+                self._check_liveness(calm_s)
                 if self.observer.may_replay and self.case.seed % _REPLAYED == 0:
                     self._replay(self.observer.may_replay[0])
                 return
         raise Failure(f"the run has not ended: the last statuses are {statuses}")
+
+    def _check_liveness(self, calm_s: float) -> None:
+        """Check that the launches without faults have not taken longer than their work takes."""
+        samples = int(str(self.case.content["data"]["path"]).split()[0])
+        epoch_s = (_EPOCH_S + _SAMPLE_S * samples) * self.case.slow
+        limit_s = _WAITS_S + epoch_s * self.observer.epochs
+        if calm_s > limit_s:
+            raise Failure(f"launches without faults took {calm_s:.0f} s, above {limit_s:.0f} s")
 
     def _replay(self, name: str) -> None:
         """Train a network again by FLEET itself, and check that nothing differs."""
