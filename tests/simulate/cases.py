@@ -47,6 +47,8 @@ CONDITIONS = {
     "slow disk": "some calls take up to seconds",
     "lag": "other nodes list new names late, and removed ones for longer",
     "clocks": "the times of day of nodes differ",
+    "bad searchers": "searchers raise, hang, are slow, forget, propose or answer what is invalid",
+    "bad samples": "the source is slow, or raises errors that pass",
 }
 KINDS = (*EVENTS, *CONDITIONS)
 # The spec of every case, to which _content adds.
@@ -203,7 +205,7 @@ def make_case(seed: int) -> Case:
     nodes = draw.choice((1, 1, 1, 2, 3))
     ranks_per_node = draw.choice((1, 2, 3, 3, 4)) if nodes == 1 else draw.choice((2, 3, 4))
     launches = draw.randint(1, 4)
-    content = _content(draw, nodes, ranks_per_node)
+    content = _content(draw, nodes, ranks_per_node, kinds)
     searches = any("search" in model for model in content["models"])
     case = Case(
         seed,
@@ -261,10 +263,15 @@ def _with_deaths(case: Case) -> Case:
     )
 
 
-def _content(draw: random.Random, nodes: int, ranks_per_node: int) -> dict[str, Any]:
+def _content(
+    draw: random.Random, nodes: int, ranks_per_node: int, kinds: tuple[str, ...]
+) -> dict[str, Any]:
     ranks = nodes * ranks_per_node
     samples = draw.randint(4, 40)
-    trainers = max(1, ranks - nodes)
+    preprocessors = nodes
+    if ranks_per_node > 2 and draw.random() < 0.1:
+        preprocessors = nodes * draw.randint(2, ranks_per_node - 1)
+    trainers = max(1, ranks - preprocessors)
     models: list[dict[str, Any]] = []
     for index in range(draw.randint(1, 4)):
         minimum = draw.randint(1, min(2, trainers))
@@ -279,8 +286,8 @@ def _content(draw: random.Random, nodes: int, ranks_per_node: int) -> dict[str, 
                 },
             }
         )
-    if draw.random() < 0.3:
-        models.append(_search(draw, samples))
+    if draw.random() < 0.3 or "bad searchers" in kinds:
+        models.append(_search(draw, samples, kinds))
     cache: dict[str, Any] = draw.choice(
         (
             {"cache": "none"},
@@ -289,37 +296,61 @@ def _content(draw: random.Random, nodes: int, ranks_per_node: int) -> dict[str, 
             {"order": "ring", "shards": draw.randint(2, 9)},
         )
     )
+    source = {"source": "tests.simulate.sources:flaky"} if "bad samples" in kinds else {}
     different = {
         "models": models,
-        "data": {"path": str(samples), **cache},
+        "data": {"path": str(samples), **cache, **source},
         "schedule": {"policy": draw.choice(POLICIES)},
         "checkpoint": {
             "every": draw.choice((0.02, 0.1, 60.0)),
             "keep": draw.choice(("best+last", "last")),
         },
         **({"prune": _prune(draw)} if draw.random() < 0.5 else {}),
-        "resources": {"preprocessors": "auto" if ranks == 1 else nodes},
+        "resources": {"preprocessors": "auto" if ranks == 1 else preprocessors},
     }
     return _merged(_PLAIN, different)
 
 
-def _search(draw: random.Random, samples: int) -> dict[str, Any]:
+def _search(draw: random.Random, samples: int, kinds: tuple[str, ...]) -> dict[str, Any]:
     """Return an entry whose networks a searcher proposes."""
-    samplers: tuple[Any, ...] = ("random", "tests.fleet.search.searchers:Careful")
+    search = {
+        "sampler": draw.choice(("random", "tests.fleet.search.searchers:Careful")),
+        "max_trials": draw.randint(1, 6),
+        "max_concurrent": draw.randint(1, 3),
+    }
+    if "bad searchers" in kinds:
+        search["sampler"] = "tests.simulate.searchers:Unreliable"
+        search["timeout"] = 5.0
+        search["options"] = {
+            "faults": draw.sample(SEARCHER_FAULTS, draw.randint(1, 3)),
+            "share": draw.choice((0.1, 0.4)),
+        }
     return {
         "family": "softmax",
         "name": "s",
         "space": {"train.optimizer.learning_rate": {"low": 0.01, "high": 0.3, "log": True}},
-        "search": {
-            "sampler": draw.choice(samplers),
-            "max_trials": draw.randint(1, 6),
-            "max_concurrent": draw.randint(1, 3),
-        },
+        "search": search,
         "train": {
             "batch": {"size": draw.randint(2, max(2, samples // 2))},
             "stopping": {"max_epochs": 3},
         },
     }
+
+
+# What a searcher may do wrong; see :class:`tests.simulate.searchers.Unreliable`.
+SEARCHER_FAULTS = (
+    "raise",
+    "exit",
+    "hang",
+    "slow",
+    "nan",
+    "outside",
+    "repeat",
+    "nonsense",
+    "none",
+    "forget",
+    "fail to start",
+)
 
 
 def _prune(draw: random.Random) -> dict[str, Any]:
@@ -409,10 +440,20 @@ def smaller(case: Case) -> list[tuple[str, Callable[[], Case]]]:
     for key in ("prune", "profile", "keep_open", "walltime"):
         if key in content:
             offer(key, content={name: content[name] for name in content if name != key})
-    for key in ("folds", "test", "shared_memory", "cache"):
-        if key in content["data"]:
-            data = {name: value for name, value in content["data"].items() if name != key}
-            offer(key, content={**content, "data": data})
+    for path in _OPTIONAL:
+        if _has(content, path):
+            offer(".".join(path), content=_without(content, path))
+    for index, model in enumerate(models):
+        for path in _OPTIONAL_OF_MODELS:
+            if _has(model, path):
+                fewer = [*models[:index], _without(model, path), *models[index + 1 :]]
+                offer(f"{path[-1]} of {model['name']}", content={**content, "models": fewer})
+    if content["data"]["source"] in ("tests.simulate.sources:flaky", "tests.sources:partly_bad"):
+        data = {**content["data"], "source": _PLAIN["data"]["source"]}
+        offer("the source", content={**content, "data": data})
+    if content["resources"]["engine"] != "numpy":
+        resources = {**content["resources"], "engine": "numpy"}
+        offer("the engine", content={**content, "resources": resources})
     if case.fault_tolerant:
         offer("fault tolerance", fault_tolerant=False)
     for index in range(len(models)):
@@ -423,7 +464,8 @@ def smaller(case: Case) -> list[tuple[str, Callable[[], Case]]]:
             )
         epochs = models[index]["train"]["stopping"]["max_epochs"]
         if epochs > 1:
-            train = {**models[index]["train"], "stopping": {"max_epochs": epochs - 1}}
+            stopping = {**models[index]["train"]["stopping"], "max_epochs": epochs - 1}
+            train = {**models[index]["train"], "stopping": stopping}
             fewer = [*models[:index], {**models[index], "train": train}, *models[index + 1 :]]
             offer(f"an epoch of {models[index]['name']}", content={**content, "models": fewer})
         if models[index].get("gpus", [1, 1]) != [1, 1]:
@@ -441,3 +483,41 @@ def smaller(case: Case) -> list[tuple[str, Callable[[], Case]]]:
         if content[key] != plain:
             offer(key, content={**content, key: plain})
     return cases
+
+
+# Keys of a spec, and of an entry, that a smaller case may lack.
+_OPTIONAL = (
+    ("schedule", "rates"),
+    ("data", "folds"),
+    ("data", "test"),
+    ("data", "shared_memory"),
+    ("data", "cache"),
+    ("checkpoint", "quota"),
+    ("resources", "networks_per_gpu"),
+)
+_OPTIONAL_OF_MODELS = (
+    ("data",),
+    ("repeats",),
+    ("search", "repeats"),
+    ("search", "options", "inherits"),
+    ("search", "options", "pauses"),
+    ("train", "batch", "when_scaled"),
+    ("train", "stopping", "patience"),
+    ("train", "stopping", "stop_at"),
+    ("train", "stopping", "max_time"),
+)
+
+
+def _has(content: dict[str, Any], path: tuple[str, ...]) -> bool:
+    """Return True if a mapping has a key, given by its path."""
+    for key in path[:-1]:
+        content = content.get(key, {})
+    return path[-1] in content
+
+
+def _without(content: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    """Return a mapping without a key, given by its path."""
+    first, *deeper = path
+    if not deeper:
+        return {key: value for key, value in content.items() if key != first}
+    return {**content, first: _without(content[first], tuple(deeper))}

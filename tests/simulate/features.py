@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +83,11 @@ def _is_valid(content: Content, shares_run: bool) -> bool:
     # The file of rates does not exist yet.
     schedule = {key: value for key, value in content["schedule"].items() if key != "rates"}
     content = {**content, "schedule": schedule}
+    has_none = content["resources"]["preprocessors"] == 0
+    if has_none and schedule["policy"] != "baseline":
+        return False
+    if content["resources"]["engine"] == "emulated":
+        content = {**content, "resources": {**content["resources"], "engine": "numpy"}}
     try:
         find_run_sharing(shares_run).check_spec(parse(content), "--share-run")
     except UserError:
@@ -89,11 +95,15 @@ def _is_valid(content: Content, shares_run: bool) -> bool:
     return True
 
 
+DEATH = re.compile("died|unresponsive|killed|gave up")  # reasons of networks that kill ranks
+
+
 def has_plain_data(content: Content) -> bool:
     """Return True if networks see all samples of the source, with readable numbers in pixels."""
     data = content["data"]
     return (
-        data["source"] == "tests.sources:numbered"
+        data["source"] in ("tests.sources:numbered", "tests.simulate.sources:flaky")
+        and content["resources"]["engine"] == "numpy"
         and data["transforms"][-1] == {"scale": {"mean": 0.5, "std": 0.5}}
         and not {"folds", "test", "augment_on"} & data.keys()
         and not any("data" in model for model in content["models"])
@@ -263,6 +273,25 @@ def _drawn(draw: random.Random, content: Content) -> None:
         model["count"] = 2
 
 
+def _own_sampler(draw: random.Random, content: Content) -> None:
+    """Let a searcher pause networks, and start some from the weights of others."""
+    for model in _searches(content):
+        search = model["search"]
+        search["sampler"] = "tests.simulate.searchers:Unreliable"
+        search["options"] = {
+            **search.get("options", {}),
+            "inherits": draw.random() < 0.7,
+            "pauses": draw.random() < 0.5,
+        }
+
+
+def _endless_search(draw: random.Random, content: Content) -> None:
+    """Let searches propose networks until their budget is spent."""
+    for model in _searches(content):
+        model["search"].pop("max_trials", None)
+        model["search"]["budget"] = {"epochs": draw.randint(2, 9)}
+
+
 def _search_options(draw: random.Random, content: Content) -> None:
     for model in _searches(content):
         model["search"].update(
@@ -272,13 +301,28 @@ def _search_options(draw: random.Random, content: Content) -> None:
                     {"repeats": 2},
                     {"warm_start": [f"{SHARED}/trials.json"]},
                     {"warm_start": [f"{SHARED}/trials.json"], "repeats": 2},
-                    {"constraints": ["parameters <= 1e6"], "sampler": "random"},
+                    {"constraints": ["parameters <= 1e6"]},
                 )
             )
         )
 
 
 # ---- the launch ----
+
+
+def _emulated(draw: random.Random, content: Content) -> None:
+    _known_rates(draw, content)
+    if "rates" in content["schedule"]:
+        content["resources"]["engine"] = "emulated"
+
+
+def _no_preprocessors(draw: random.Random, content: Content) -> None:
+    content["schedule"] = {"policy": "baseline"}
+    content["resources"]["preprocessors"] = 0
+
+
+def _few_deaths(draw: random.Random, content: Content) -> None:
+    content["max_deaths"] = draw.choice((1, 2))
 
 
 def _measured(draw: random.Random, content: Content) -> None:
@@ -351,12 +395,17 @@ FEATURES: dict[str, Feature] = {
     "grid": _grid,
     "drawn networks": _drawn,
     "search options": _search_options,
+    "own sampler": _own_sampler,
+    "endless search": _endless_search,
     "measured rates": _measured,
     "known rates": _known_rates,
+    "few deaths": _few_deaths,
     "shared devices": _shared_devices,
     "policy options": _policy_options,
     "learning curve": _learning_curve,
     "quota": _quota,
     "open": _keep_open,
     "walltime": _walltime,
+    "no preprocessors": _no_preprocessors,
+    "emulated engine": _emulated,
 }

@@ -1,0 +1,34 @@
+"""Sources of data that misbehave."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+from preprocess.transient_errors import read_with_retries
+from tests.simulate import kernel as k
+from tests.sources import Numbered
+
+
+class _Flaky:
+    """Raises an error that passes, or takes a while, for some samples."""
+
+    def __call__(self, index: int) -> None:
+        kernel = k.active()
+        if kernel is not None and kernel.process.label != "observer":
+            read_with_retries(lambda: self._read(kernel), lambda: f"sample {index}")
+
+    def _read(self, kernel: k.Kernel) -> bytes:
+        drawn = kernel.random.random()
+        if drawn < 0.02:
+            kernel.counts["error of a source"] += 1
+            raise OSError(errno.EIO, "the file server does not answer")
+        if drawn < 0.04:
+            kernel.counts["slow sample"] += 1
+            kernel.sleep(kernel.random.uniform(0, 0.3), "a slow sample")
+        return b""
+
+
+def flaky(path: str) -> Any:
+    """Open the samples of ``tests.sources:numbered``, with errors that pass."""
+    return Numbered(int(path), seed=1, before=_Flaky()), Numbered(20, seed=2)
