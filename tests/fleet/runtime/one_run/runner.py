@@ -165,23 +165,6 @@ class Runner:
                     (row, number) for row, number in self.notes[key] if row < part.get(key[1], 0)
                 ]
 
-    def finish_interrupted(self, moments):
-        """Interrupt launches at these moments, finish the run, and check all epochs."""
-        for moment in moments:
-            assert self.launch(Interruption(moment)) in (ExitStatus.RESUMABLE, ExitStatus.OK)
-        self._finish()
-
-    def finish_killed(self, moments):
-        """Kill launches after these numbers of turns, finish the run, and check all epochs."""
-        for turns in moments:
-            if self.launch(turns=turns) is None:
-                self.forget_unsaved_rows()
-        self._finish()
-
-    def _finish(self):
-        assert self.launch() is ExitStatus.OK
-        self.check_epochs()
-
     def results(self):
         """Return the rows of networks, without the mean rows of folds."""
         return {row.name: row for row in read_results(self.folder / "run") if not row.folds}

@@ -2,61 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fleet.errors import ExitStatus
 from fleet.storage.leaderboard import leaderboard
 from fleet.storage.results import Status, read_results
-from tests.fleet.runtime.one_run.runner import Case, Runner, cases, few
-
-
-@st.composite
-def folded(draw):
-    """A run of which each network is trained on folds."""
-    case = draw(cases())
-    data = case.content["data"]
-    folds = data["folds"] = draw(st.integers(2, 3))
-    samples = int(data["path"])
-    for model in case.content["models"]:
-        size = model["train"]["batch"]["size"]
-        model["train"]["batch"]["size"] = min(size, samples - -(-samples // folds))
-    rates = case.content["schedule"]["rates"]["models"]
-    case.content["schedule"]["rates"]["models"] = [
-        {**rate, "name": f"{rate['name']}-fold{fold}"} for rate in rates for fold in range(folds)
-    ]
-    return case
-
-
-@pytest.mark.long
-@few
-@given(folded())
-def test_folds_network_trains_as_if_alone(folders, case):
-    runner = Runner(case, folders())
-    assert runner.launch() is ExitStatus.OK
-    assert {row.status for row in runner.results().values()} == {Status.FINISHED}
-    folds, samples = case.content["data"]["folds"], int(case.content["data"]["path"])
-    assert set(runner.results()) == {
-        f"{model['name']}-fold{fold}" for model in case.content["models"] for fold in range(folds)
-    }
-    assert len(runner.prepared.inputs.folds) == samples
-    runner.check_epochs()
-
-
-@pytest.mark.long
-@few
-@given(folded(), st.lists(st.integers(0, 60), max_size=4))
-def test_folds_interrupted_run_trains_nothing_twice(folders, case, moments):
-    runner = Runner(case, folders())
-    runner.finish_interrupted(moments)
-
-
-@pytest.mark.long
-@few
-@given(folded(), st.lists(st.integers(1, 3000), min_size=1, max_size=3))
-def test_folds_killed_run_resumes_from_checkpoints(folders, case, moments):
-    runner = Runner(case, folders())
-    runner.finish_killed(moments)
+from tests.fleet.runtime.one_run.runner import Case, Runner
 
 
 @pytest.mark.long_but_first

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from fleet.domain import events as ev
 from fleet.engines.softmax import NumpyEngine
@@ -32,18 +31,6 @@ def regrouping(request):
         yield runner
 
 
-@pytest.mark.long
-@few
-@given(cases(regroups=True))
-def test_groups_that_grow_and_shrink_train_as_if_alone(regrouping, folders, case):
-    runner = regrouping(case, folders())
-    assert runner.launch() is ExitStatus.OK
-    runner.check_epochs()
-    for regroup in runner.events(ev.GroupChanged):
-        assert set(regroup.before) != set(regroup.devices)
-        assert regroup.devices[0] in regroup.before
-
-
 @few
 @given(cases(regroups=True, failing=True))
 def test_networks_that_fail_while_groups_change_are_rows(regrouping, folders, case):
@@ -54,23 +41,9 @@ def test_networks_that_fail_while_groups_change_are_rows(regrouping, folders, ca
         name for name, row in runner.results().items() if row.status is Status.FAILED
     } == failing
     runner.check_epochs()
-
-
-@pytest.mark.long
-@few
-@given(cases(regroups=True), st.lists(st.integers(0, 200), min_size=1, max_size=3))
-def test_groups_may_change_in_interrupted_runs(regrouping, folders, case, moments):
-    runner = regrouping(case, folders())
-    runner.finish_interrupted(moments)
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@few
-@given(cases(regroups=True), st.lists(st.integers(1, 300), min_size=1, max_size=3))
-def test_groups_may_change_in_killed_runs(regrouping, folders, case, moments):
-    runner = regrouping(case, folders())
-    runner.finish_killed(moments)
+    for regroup in runner.events(ev.GroupChanged):
+        assert set(regroup.before) != set(regroup.devices)
+        assert regroup.devices[0] in regroup.before
 
 
 def test_joining_rank_build_failure_fails_all_ranks(folders, monkeypatch):
