@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ class Launch:
     Attributes:
         launcher: the process of mpirun.
         status: its exit status; None while it runs.
+        interrupted_s: when mpirun got its first signal; infinity before.
+        ended_s: when mpirun has returned.
     """
 
     number: int
@@ -29,6 +32,8 @@ class Launch:
     status: int | None = None
     is_ending: bool = False
     statuses: list[int] = field(default_factory=list)
+    interrupted_s: float = math.inf
+    ended_s: float = math.inf
 
     @property
     def has_ended(self) -> bool:
@@ -110,6 +115,7 @@ class Cluster:
             status = launch.statuses[0] if launch.statuses else 0
         launch.status = 128 - status if status < 0 else status
         self._running -= 1
+        launch.ended_s = self.kernel.now
         self.kernel.note(f"mpirun {launch.number}", f"returns {launch.status}")
         if launch.launcher.is_alive:
             self.kernel.end_process(launch.launcher, launch.status)
@@ -132,6 +138,7 @@ class Cluster:
 
     def interrupt(self, launch: Launch, number: int) -> None:
         """Send a signal to mpirun, which forwards it to all ranks."""
+        launch.interrupted_s = min(launch.interrupted_s, self.kernel.now)
         if number == signal.SIGTERM:
             self._end(launch, 128 + number)
             return

@@ -43,6 +43,9 @@ _DIFFERENCE = re.compile(r"^largest relative difference: (\S+)", re.MULTILINE)
 _TRACE = "Traceback (most recent call last):\n"
 # of a death that MPI reports while a launch starts, and of a file server
 _ALLOWED = (f"{mpi.__name__}.{mpi.Exception.__name__}", "OSError: [Errno ")
+# Kinds of faults that do not delay the end of a launch.
+_NO_DELAYS = {"signal", "walltime", "clocks", "late messages"}
+_STOPS_WITHIN_S = 8.0
 
 
 class Failure(Exception):
@@ -176,7 +179,18 @@ class Observer(Witness):
                 continue
             raise Failure(f"{task} raised {error!r}")
         self._check_leftovers(launches)
+        self._check_ends(launches)
         self._raise()
+
+    def _check_ends(self, launches: list[Launch]) -> None:
+        """Check that launches stop soon after a signal if nothing else happens to them."""
+        functions = {model.get("build") for model in self.case.content["models"]}
+        if not set(self.case.kinds) <= _NO_DELAYS or "tests.sources:hangs" in functions:
+            return
+        for launched in launches:
+            seconds = launched.ended_s - launched.interrupted_s
+            if seconds > _STOPS_WITHIN_S:
+                raise Failure(f"launch {launched.number} ends {seconds:.1f} s after a signal")
 
     def _check_leftovers(self, launches: list[Launch]) -> None:
         """Check that launches whose ranks all ended in order leave no files on their nodes."""
