@@ -87,6 +87,9 @@ class DurabilityOracle:
         # Another one may have ended while it took over.
         is_quiet = all(launch.status in ORDERLY for launch in ended)
         for name in self._saved.keys() | self._on_screen.keys():
+            # A launch was interrupted while it moved the folder; the next one moves it back.
+            if any(self._paths.models.glob(f".{name}.aside.tmp")):
+                continue
             lookup = find_newest(self._paths, name)
             state = lookup.state
             saved = (0, 0) if state is None else (len(lookup.history), state.position)

@@ -164,6 +164,8 @@ class Observer(Witness):
         for launched in launches if self.case.side_by_side == 1 else ():
             self._logs.check_fold(self.paths.events, launched.ranks[0].label)
         self._durability.check(self.cluster.launches, launches)
+        if self.paths.results.exists():
+            self._rows()  # whatever has happened, it can be read
         new = self.cluster.launches[self._checked :]
         self._checked = len(self.cluster.launches)
         if all(launched.status in ORDERLY for launched in new):
