@@ -117,7 +117,8 @@ class LogOracle:
             if text == line.text:
                 present.append(line)
             elif may_tear and text and line.text.startswith(text):
-                line.text, line.is_torn = text, True
+                if line not in log.pending:  # else its writer goes on
+                    line.text, line.is_torn = text, True
                 present.append(line)
             elif not may_tear:
                 self._object_to(
