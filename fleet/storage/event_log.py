@@ -204,8 +204,8 @@ class _ReadPosition:
 class RunTail:
     """Reads new events in the logs of all launches of a run.
 
-    Polling costs a listing, the size of each log, and reading what is new; only complete lines are
-    read.
+    Polling costs a listing, the size of each log, and reading what is new. A line that is still
+    being written is read once all of its JSON is there, as :func:`read_events` does.
 
     Args:
         paths: files of the run.
@@ -251,7 +251,10 @@ class RunTail:
                 log.began = _launch_start(file.read(log.size))
             file.seek(log.size)
             lines = file.read()
-        lines = lines[: lines.rfind(b"\n") + 1]
+        end = lines.rfind(b"\n") + 1
+        # A full disk may have refused only the end of the line of a launch that has ended.
+        if parse_json_object(lines[end:]) is None:
+            lines = lines[:end]
         log.size += len(lines)
         for line in lines.splitlines():
             logged = _logged(parse_json_object(line))

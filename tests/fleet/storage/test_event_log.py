@@ -90,6 +90,20 @@ def test_read_events_skips_incomplete_line(path, cut):
     ]
 
 
+@pytest.mark.parametrize("cut", [1, 2, 10, 30])
+def test_tail_reads_a_line_that_only_lacks_its_end_once(path, cut):
+    write_log(path, LOST, SKIPPED)
+    content = path.read_bytes()
+    path.write_bytes(content[:-cut])
+    tail = RunTail(RunPaths(path.parent))
+    assert [dated.event for dated in tail.poll()] == [LOST, *[SKIPPED] * (cut == 1)]
+    with path.open("ab") as file:
+        file.write(content[-cut:])
+    write_log(path, LaunchEnded(0))
+    events = [dated.event for dated in tail.poll()]
+    assert events == [*[SKIPPED] * (cut > 1), LaunchEnded(0)]
+
+
 @pytest.mark.parametrize(
     "line",
     [
