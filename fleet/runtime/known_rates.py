@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,8 +19,13 @@ from scheduler.ensemble.rates import median_rates
 from scheduler.ensemble.rates_file import read_rates, write_rates
 
 
-def read_rates_of(spec: Spec, path: str | Path) -> RateTable:
+def read_rates_of(spec: Spec, path: str | Path, added: Container[str] = ()) -> RateTable:
     """Read the rates of a spec's networks from a file, with the spec's group bounds.
+
+    Args:
+        spec: the spec.
+        path: path of the file.
+        added: networks that were added to the run, which the file may lack.
 
     Raises:
         UserError: the file lacks a network.
@@ -31,7 +36,9 @@ def read_rates_of(spec: Spec, path: str | Path) -> RateTable:
     missing = [
         network.name
         for network in spec.networks
-        if network.number is None and by_name.keys().isdisjoint((network.name, network.stem))
+        if network.number is None
+        and network.name not in added
+        and by_name.keys().isdisjoint((network.name, network.stem))
     ]
     missing += [
         entry.stem
@@ -73,7 +80,7 @@ def find_rates(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
 
     A network of a fold may have the rates of its name without the fold. The names of trials are not
     known in advance, so a trial has the rates of a network with the name of its entry, or otherwise
-    the median rates.
+    the median rates. So has a network that was added to the run, if the file lacks it.
     """
     if network.number is None:
         names = [network.name, network.stem]
@@ -157,12 +164,20 @@ def with_epochs_from_rates(spec: Spec) -> Spec:
 
 
 def find_launch_rates(
-    spec: Spec, epoch_samples: int, roles: Roles, replays: bool
+    spec: Spec, epoch_samples: int, roles: Roles, replays: bool, added: Container[str] = ()
 ) -> RateTable | None:
-    """Return the rates of a file, with the spec's bounds; None if rates must be measured."""
+    """Return the rates of a file, with the spec's bounds; None if rates must be measured.
+
+    Args:
+        spec: the spec.
+        epoch_samples: samples of an epoch.
+        roles: the roles of the ranks.
+        replays: whether the launch replays a network.
+        added: networks that were added to the run.
+    """
     if spec.schedule.rates is not None:
         table = with_best_batches(
-            read_rates_of(spec, spec.schedule.rates), roles.cluster.whole_gpus
+            read_rates_of(spec, spec.schedule.rates, added), roles.cluster.whole_gpus
         )
         return dataclasses.replace(
             table, samples_per_epoch=epoch_samples, gpus_per_node=roles.physical_gpus_per_node

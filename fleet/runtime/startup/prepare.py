@@ -142,7 +142,7 @@ def prepare(
     # 5. The launch: the run's folder is entered, and checkpoints are compared with the spec.
     if request.remeasure:
         check_remeasuring(spec, replay is not None)
-    rates = find_launch_rates(spec, inputs.epoch_samples, roles, replay is not None)
+    rates = find_launch_rates(spec, inputs.epoch_samples, roles, replay is not None, past.run.added)
     codes = hash_all_sources(spec, request.spec_folder)
     changed = fingerprint.describe_data_changes(spec, past.fingerprint, inputs.fingerprint)
     if replay is not None:

@@ -5,6 +5,7 @@ import json
 from fleet.errors import UserError
 from fleet.runtime.known_rates import ProfileFile, read_rates_of
 from scheduler.base import Network, RateTable
+from scheduler.ensemble.rates import median_rates
 from scheduler.ensemble.rates_file import read_rates
 from tests.fleet.histories import spec
 from tests.refusals import refused
@@ -23,8 +24,11 @@ def test_rates_of_a_file_get_the_bounds_of_the_spec(tmp_path):
     )
     [network] = read_rates_of(spec({"family": "softmax", "name": "a", "gpus": [1, 2]}), path).models
     assert (network.name, network.rates, network.max_gpus) == ("a", (5.0, 9.0), 2)
+    unlisted = spec({"family": "softmax", "name": "c"})
     with refused(UserError, path, "no rates of c"):
-        read_rates_of(spec({"family": "softmax", "name": "c"}), path)
+        read_rates_of(unlisted, path)
+    [network] = read_rates_of(unlisted, path, added={"c"}).models
+    assert network.rates == median_rates(read_rates(path).models)
 
 
 def test_folds_have_the_rates_of_their_network(tmp_path):
