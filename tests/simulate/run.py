@@ -292,11 +292,12 @@ class _Run:
             if process is not launch.ranks[0] or group.phase is not phase:
                 return False
             # The last one is the master only if it is alone.
-            device = group.devices[-1]
-            self.kernel.call_at(
-                self.kernel.now + 0.02 * event.amount**3,
-                lambda: self.cluster.kill_rank(launch, 1 + device),
-            )
+            alive = [1 + device for device in group.devices if launch.ranks[1 + device].is_alive]
+            if alive:
+                self.kernel.call_at(
+                    self.kernel.now + 0.02 * event.amount**3,
+                    lambda: self.cluster.kill_rank(launch, alive[-1]),
+                )
             return True
 
         self.kernel.phase_watches.append(entered)
