@@ -85,7 +85,9 @@ def test_statement_that_a_mutant_drops_has_probes():
 
 def test_features_of_any_seed_make_a_valid_spec():
     for seed in range(20):
-        parse(make_case(seed).content)
+        content = make_case(seed).content
+        content["schedule"].pop("rates", None)  # a file that a simulation writes first
+        parse(content)
 
 
 @pytest.mark.parametrize("name", features.FEATURES)
