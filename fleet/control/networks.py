@@ -166,7 +166,7 @@ class Networks:
         is_leased = name not in self._unleased
         for names, belongs in (
             (self._over, is_leased and status.outcome is not None),
-            (self._paused, is_leased and status.is_paused),
+            (self._paused, is_leased and status.is_paused and status.outcome is None),
         ):
             (names.add if belongs else names.discard)(name)
         if status.history:

@@ -114,7 +114,8 @@ class Verdicts:
             self.go_on(configuration)
             return
         for trial in _unended(configuration):
-            self._decide(trial, final, by if final is Verdict.STOP else by | _holders(trial))
+            if not trial.is_done:  # its end follows
+                self._decide(trial, final, by if final is Verdict.STOP else by | _holders(trial))
 
     def wait(self, trial: Trial) -> None:
         """Let a network wait for other repeats if its newest epoch may be judged."""

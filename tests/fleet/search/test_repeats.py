@@ -261,6 +261,15 @@ def test_searchers_pause_and_stop_all_repeats_together():
     assert [tell[:2] for tell in sorted(searcher.tells)] == [(0, "pruned"), (1, "pruned")]
 
 
+def test_a_repeat_that_is_done_is_not_paused():
+    controller = controller_of(None, ["a-repeat0", "a-repeat1"])
+    controller.end_epoch("a-repeat0", record(1, 0.5), False)
+    controller.end_epoch("a-repeat1", record(1, 0.5), True)
+    controller.end_network("a-repeat1", TrialOutcome.FINISHED)
+    decided = [event for event in controller.decide() if isinstance(event, NetworkVerdict)]
+    assert {event.network for event in decided} == {"a-repeat0"}
+
+
 def test_a_failed_repeat_leaves_the_mean_of_the_others():
     launch, searcher = listen(max_trials=1)
     launch.do(launch.controller.decide())
