@@ -155,7 +155,8 @@ class LeaseOracle:
         former: list[tuple[str, _Holding]] = []
         for key in keys:
             newest = self._newest(key)
-            if newest is not None and newest.launch == launch and not newest.is_free:
+            # A launch that is ended by force has released it; no other launch has it yet.
+            if newest is not None and newest.launch == launch:
                 return
             former += [
                 (key, holding)

@@ -23,7 +23,8 @@ MOST_NETWORKS = 4
 _UNTIL_EXIT = re.compile(
     r"pipe:.*|.*/logs/(.*/)?rank-\d+\.log|.*/dev/shm/fleet-[^/]*( \(deleted\))?"
 )
-_THREADS_UNTIL_EXIT = {"main", "signals"}
+# A searcher of the user may hang.
+_THREADS_UNTIL_EXIT = {"main", "signals", "searcher"}
 
 
 class ResourceOracle:
