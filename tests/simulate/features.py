@@ -87,6 +87,9 @@ def _is_valid(content: Content, shares_run: bool) -> bool:
     if has_none and schedule["policy"] != "baseline":
         return False
     if content["resources"]["engine"] == "emulated":
+        names = {"grid", "count", "repeats"}  # of which the file of rates knows nothing
+        if any(names & model.keys() for model in content["models"]):
+            return False
         content = {**content, "resources": {**content["resources"], "engine": "numpy"}}
     try:
         find_run_sharing(shares_run).check_spec(parse(content), "--share-run")
