@@ -135,8 +135,8 @@ def _evaluate(trainable: Any, pipeline: Any, rows: np.ndarray | None) -> tuple[f
 
 
 def _predict(trainable: Any, pipeline: Any, rows: np.ndarray | None) -> np.ndarray | None:
-    """Return the outputs for some rows of a split, or for all; None without the split."""
-    if pipeline is None:
+    """Return the outputs for some rows of a split, or for all; None if there are none."""
+    if pipeline is None or isinstance(trainable, _Emulated):
         return None
     if rows is None:
         rows = np.arange(pipeline.samples)
