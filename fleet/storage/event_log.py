@@ -30,7 +30,13 @@ from fleet.domain.run import RunState
 from fleet.domain.timeline import LoggedEvent, merge_logs, replay_log
 from fleet.errors import ExitStatus
 from fleet.storage.files import storage_errors, sync_names, with_retries
-from fleet.storage.json_lines import add_line, open_lines, parse_json_object, read_lines
+from fleet.storage.json_lines import (
+    add_line,
+    complete_line,
+    open_lines,
+    parse_json_object,
+    read_lines,
+)
 from fleet.storage.paths import RunPaths
 from scheduler.base import is_number
 
@@ -54,6 +60,7 @@ class EventLog:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open_lines(path)
         self._is_synced = True
+        self._is_unfinished = False
         self._is_named = False  # whether its name is on the disk, too
         self._clock = clock
         self._start = clock()
@@ -69,7 +76,12 @@ class EventLog:
             StorageError: the disk is full, ...
         """
         t_s = round(self.now() if t_s is None else t_s, 6)
+        if self._is_unfinished:
+            with storage_errors(self._path):
+                complete_line(self._file)
+        self._is_unfinished = True  # a full disk may accept a part of the line
         add_line(self._file, self._path, {"t_s": t_s, **to_json(event)})
+        self._is_unfinished = False
         self._is_synced = self._is_synced and not isinstance(event, _UNDERIVABLE)
         if isinstance(event, CommandReceived):  # whose answer follows
             self.sync()

@@ -21,11 +21,16 @@ def open_lines(path: Path) -> io.FileIO:
     """Open a file of JSON lines for appending, and complete an unfinished last line."""
     # Unbuffered: data that a full disk refused is not written again when the file is closed.
     file = open(path, "a+b", buffering=0)  # noqa: SIM115 - the caller closes it
-    if file.tell():
+    complete_line(file)
+    return file
+
+
+def complete_line(file: io.FileIO) -> None:
+    """End an unfinished last line, so that the next one is not part of it."""
+    if file.seek(0, os.SEEK_END):
         file.seek(-1, os.SEEK_END)
         if file.read() != b"\n":
             file.write(b"\n")
-    return file
 
 
 def add_line(file: io.FileIO, path: Path, record: Any) -> None:

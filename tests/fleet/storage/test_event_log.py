@@ -15,7 +15,7 @@ from fleet.domain.events import (
     RankDied,
     SampleSkipped,
 )
-from fleet.errors import ExitStatus
+from fleet.errors import ExitStatus, StorageError
 from fleet.storage import event_log
 from fleet.storage.event_log import (
     EventLog,
@@ -88,6 +88,26 @@ def test_read_events_skips_incomplete_line(path, cut):
         *[SKIPPED] * (cut == 1),
         LaunchEnded(0),
     ]
+
+
+@pytest.mark.parametrize("accepted", [0, 5, -1])
+def test_line_follows_one_that_the_disk_refused_in_part(path, monkeypatch, accepted):
+    log = EventLog(path)
+    log.add(LOST)
+    write = event_log.add_line
+
+    def refuse(file, path, record):
+        file.write((json.dumps(record) + "\n").encode()[:accepted])
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(event_log, "add_line", refuse)
+    with pytest.raises(StorageError):
+        log.add(SKIPPED)
+    monkeypatch.setattr(event_log, "add_line", write)
+    log.add(LaunchEnded(0))
+    log.close()
+    events = [event for _, event in read_events(path)]
+    assert events == [LOST, *[SKIPPED] * (accepted == -1), LaunchEnded(0)]
 
 
 @pytest.mark.parametrize("cut", [1, 2, 10, 30])
