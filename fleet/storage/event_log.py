@@ -77,14 +77,17 @@ class EventLog:
         """
         t_s = round(self.now() if t_s is None else t_s, 6)
         if self._is_unfinished:
-            with storage_errors(self._path):
-                complete_line(self._file)
+            with_retries(self._complete_line)
         self._is_unfinished = True  # a full disk may accept a part of the line
         add_line(self._file, self._path, {"t_s": t_s, **to_json(event)})
         self._is_unfinished = False
         self._is_synced = self._is_synced and not isinstance(event, _UNDERIVABLE)
         if isinstance(event, CommandReceived):  # whose answer follows
             self.sync()
+
+    def _complete_line(self) -> None:
+        with storage_errors(self._path):
+            complete_line(self._file)
 
     def sync(self) -> None:
         """Write events to the disk that later launches cannot derive from checkpoints.
