@@ -345,6 +345,9 @@ def _known_rates(draw: random.Random, content: Content) -> None:
 
 def _shared_devices(draw: random.Random, content: Content) -> None:
     content["resources"]["networks_per_gpu"] = draw.choice((2, 3, "auto"))
+    for model in content["models"]:
+        if "gpus" in model:
+            model["gpus"] = [1, model["gpus"][1]]  # two trainers may share the only device
 
 
 def _policy_options(draw: random.Random, content: Content) -> None:
