@@ -16,6 +16,7 @@ from mpi4py import MPI
 from fleet.comm.group import MPIGroup
 from fleet.comm.messages import Tag
 from fleet.comm.protocols import LONGEST_S, World
+from fleet.errors import CoordinatorDied, GroupMemberDied
 from launch.processes import started
 
 T = TypeVar("T")
@@ -184,7 +185,10 @@ class MPIWorld(World):
 
     def abort(self, error: BaseException, status: int = 1) -> NoReturn:
         """Report rank, host and cause once, then end all ranks."""
-        report = "".join(traceback.format_exception(error))
+        if isinstance(error, CoordinatorDied | GroupMemberDied):  # a traceback would not help
+            report = f"{error}\n"
+        else:
+            report = "".join(traceback.format_exception(error))
         print(
             f"\nfleet: rank {self.rank} of {self.size} on {self.host} failed; all ranks end.\n"
             f"{report}",
