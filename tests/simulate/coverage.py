@@ -1,7 +1,8 @@
 """Measure what the simulation reaches: ``python -m tests.simulate.coverage --seeds A:B``.
 
-Each statement of the rooms, and each outcome of their ``if``, ``for`` and ``while``, gets a probe:
-one assignment, which is much cheaper than a tracing function, and which greenlets cannot confuse.
+Each statement of the simulated packages, and each outcome of their ``if``, ``for`` and ``while``,
+gets a probe: one assignment, which is much cheaper than a tracing function, and which greenlets
+cannot confuse.
 Only statements inside of functions count.
 """
 
@@ -133,7 +134,7 @@ class SeedCoverage:
 
 
 class Probes:
-    """The probes in all rooms of this process.
+    """The probes in all packages of this process.
 
     Attributes:
         points: all statements and outcomes, by their numbers.
@@ -219,17 +220,19 @@ class Coverage:
         return {self.points[number] for number in numbers}
 
     def table(self) -> Iterator[str]:
-        """Write lines and branches of each room, and the edges of the phase table."""
+        """Write lines and branches of each package, and the edges of the phase table."""
         reached = self.reached
-        for room in (*rewriting.ROOMS, ""):
-            points = [point for point in self.points if room in ("", rewriting.room_of(point.path))]
+        for package in (*rewriting.PACKAGES, ""):
+            points = [
+                point for point in self.points if package in ("", rewriting.package_of(point.path))
+            ]
             parts = []
             for name, is_branch in (("lines", False), ("branches", True)):
                 all_points = {point for point in points if bool(point.outcome) == is_branch}
                 count = len(all_points & reached)
                 share = count / max(1, len(all_points))
                 parts.append(f"{count} of {len(all_points)} {name} ({share:.1%})")
-            yield f"{room or 'all':8} {', '.join(parts)}"
+            yield f"{package or 'all':8} {', '.join(parts)}"
         edges = all_edges()
         missing = [name for name in edges if not self.edges[name]]
         yield f"{len(edges) - len(missing)} of {len(edges)} edges of the phase table"

@@ -1,6 +1,6 @@
 """Measure which mistakes the simulation detects: ``python -m tests.simulate.mutants``.
 
-A mutant is the program with one small change in one of the rooms, such as ``<`` for ``<=`` or no
+A mutant is the program with one small change in one of the packages, such as ``<`` for ``<=`` or no
 call of a function. It is detected if a seed fails, or does not end in time (R. DeMillo, R. Lipton
 and F. Sayward, "Hints on Test Data Selection", 1978).
 
@@ -231,7 +231,7 @@ def _never(node: ast.stmt) -> ast.stmt:
 
 
 def all_mutants() -> Iterator[Mutant]:
-    """List the changes in all rooms."""
+    """List the changes in all packages."""
     for path in rewriting.files():
         mutator = _Mutator(path)
         mutator.change(rewriting.parse(path))

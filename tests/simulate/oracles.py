@@ -271,7 +271,7 @@ class Observer(Witness):
             if row.epochs:
                 # The table may be that of a launch beside, which has not read the last report.
                 is_undisturbed = not self.case.kinds and self.case.side_by_side == 1
-                _object(
+                _raise_first(
                     f"{name}: ",
                     check_row(
                         row,
@@ -290,9 +290,9 @@ class Observer(Witness):
         if foreign and not self.cluster.kernel.counts.get("crash storage"):
             raise Failure(f"files of unknown origin: {foreign}")
         table = read_results(self.folder)
-        _object("results: ", check_means(table))
-        _object("results: ", check_order(table, networks))
-        _object("", check_files(prepared, table))
+        _raise_first("results: ", check_means(table))
+        _raise_first("results: ", check_order(table, networks))
+        _raise_first("", check_files(prepared, table))
         self._check_log({name: row.epochs for name, row in rows.items()})
         self._durability.check_stopped(rows.values())
         self._tables.check(rows)
@@ -376,6 +376,6 @@ class Observer(Witness):
                     raise Failure(f"{name}: epoch {epoch} is not in the log")
 
 
-def _object(prefix: str, objections: Iterator[str]) -> None:
+def _raise_first(prefix: str, objections: Iterator[str]) -> None:
     for objection in objections:
         raise Failure(prefix + objection)

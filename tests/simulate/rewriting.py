@@ -17,7 +17,8 @@ from pathlib import Path
 from types import CodeType, FunctionType
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("comm", "control", "runtime", "storage", "stream")
+# Subpackages of fleet that the simulation measures.
+PACKAGES = ("comm", "control", "runtime", "storage", "stream")
 
 # Files that no simulation can run, or whose only effect is text that users read -> the reason.
 NOT_SIMULATED = {
@@ -38,19 +39,21 @@ REPLACED = (
 )
 
 
-def room_of(path: str) -> str:
-    """Return the room of a file.
+def package_of(path: str) -> str:
+    """Return the package of a file.
 
-    >>> room_of("fleet/comm/world.py")
+    >>> package_of("fleet/comm/world.py")
     'comm'
     """
     return path.split("/")[1]
 
 
 def files() -> list[str]:
-    """Return the files of all rooms that are simulated, from the root."""
+    """Return the files of all packages that are simulated, from the root."""
     paths = [
-        str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / "fleet" / room).rglob("*")
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / "fleet" / package).rglob("*")
     ]
     return sorted(path for path in paths if path.endswith(".py") and path not in NOT_SIMULATED)
 
@@ -65,7 +68,7 @@ def module_of(path: str) -> str:
 
 
 def import_all() -> None:
-    """Import all files of the rooms."""
+    """Import all files of the packages."""
     for path in files():
         importlib.import_module(module_of(path))
 
