@@ -74,6 +74,7 @@ _EARLY_RECORDS = logging.handlers.MemoryHandler(1000, logging.CRITICAL + 1, flus
 # Those of srun do not tell that it started this process as a rank.
 _MPIRUN_VARIABLES = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}
 _JOIN_S = 0.5  # for threads that end by themselves
+_FIRST_RANK_REPORTS_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -158,9 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_first(os.environ) and ends_with_any_rank(os.environ):
             load(request.spec)  # reports mistakes before MPI starts and libraries are imported
     except UserError as error:
-        if is_first(os.environ):
-            print(f"fleet: {shortened(str(error))}", file=sys.stderr)
-        return ExitStatus.BAD_INPUT
+        return _refuse(shortened(str(error)), ExitStatus.BAD_INPUT)
     interruption = Interruption(None)
     timer = StartupTimer()
     interruption.watch()  # early, because a rank that dies of a signal takes the others with it
@@ -207,7 +206,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         world.abort(error)
 
 
-def _refuse_without_mpi(error: ImportError | RuntimeError) -> int:
+def _refuse(message: str, status: ExitStatus) -> ExitStatus:
+    """Let the first rank report a mistake that all ranks see before MPI starts.
+
+    The other ranks wait a while: mpirun stops all ranks when the first one ends with an error, so
+    that otherwise they could stop rank 0 before it has printed.
+    """
+    if is_first(os.environ):
+        with suppress(OSError):  # the terminal may have gone with the launcher
+            print(f"fleet: {message}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(_FIRST_RANK_REPORTS_S)
+    return status
+
+
+def _refuse_without_mpi(error: ImportError | RuntimeError) -> ExitStatus:
     """Report that mpi4py is not installed, or finds no MPI.
 
     Raises:
@@ -215,33 +228,25 @@ def _refuse_without_mpi(error: ImportError | RuntimeError) -> int:
     """
     if isinstance(error, ImportError) and not (error.name or "").startswith("mpi4py"):
         raise error
-    if is_first(os.environ):
-        print(
-            f"fleet: mpi4py cannot be imported ({error}): install it with Open MPI by pip install "
-            "'fleet-ensemble[keras]' or '[torch]'; on a cluster, build it for the MPI of the "
-            "machine",
-            file=sys.stderr,
-            flush=True,
-        )
-    return ExitStatus.BAD_INPUT
+    return _refuse(
+        f"mpi4py cannot be imported ({error}): install it with Open MPI by pip install "
+        "'fleet-ensemble[keras]' or '[torch]'; on a cluster, build it for the MPI of the machine",
+        ExitStatus.BAD_INPUT,
+    )
 
 
-def _refuse_to_run_alone() -> int:
+def _refuse_to_run_alone() -> ExitStatus:
     """Report that mpirun has started several ranks, but MPI sees this one only.
 
     The mpirun has died meanwhile, or it belongs to another MPI: every process believes that it is
     rank 0.
     """
-    if is_first(os.environ):
-        with suppress(OSError):  # the terminal may have gone with the launcher
-            print(
-                f"fleet: mpirun started {launched_ranks(os.environ)} ranks, but MPI sees only this "
-                "one: mpirun ended during start-up, or belongs to another MPI than mpi4py (run "
-                "fleet doctor); on one machine, fleet run starts the mpirun of this environment",
-                file=sys.stderr,
-                flush=True,
-            )
-    return ExitStatus.INFRASTRUCTURE
+    return _refuse(
+        f"mpirun started {launched_ranks(os.environ)} ranks, but MPI sees only this one: mpirun "
+        "ended during start-up, or belongs to another MPI than mpi4py (run fleet doctor); on one "
+        "machine, fleet run starts the mpirun of this environment",
+        ExitStatus.INFRASTRUCTURE,
+    )
 
 
 def _status_of(error: Exception) -> ExitStatus | None:

@@ -10,14 +10,16 @@ from fleet.api import mpirun
 from fleet.domain.events import GroupStarted, LaunchStarted
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT, Launch, Launcher, read_lines, spec
-from tests.mpi.test_stream import DATA, KEPT, MODELS, RING, check
+from tests.mpi.test_stream import DATA, MODELS, check
 from tests.mpi.test_training import replayed
 
 pytestmark = pytest.mark.cluster
 RANKS, NODES = 6, 2
+RING = {**DATA, "order": "ring", "shards": 12}
+CACHED = {**DATA, "cache": "memory"}
 
 
-@pytest.fixture(scope="module", params=[DATA, RING, KEPT], ids=["strict", "ring", "kept"])
+@pytest.fixture(scope="module", params=[DATA, RING, CACHED], ids=["strict", "ring", "cached"])
 def data(request):
     return request.param
 
@@ -84,7 +86,7 @@ def test_each_node_holds_one_copy_of_the_samples(notes, data):
         {file: inode for file, inode in note["memory"].items() if "/fleet-" in file}
         for note in notes
     ]
-    kinds = ["augmented", "decoded", "validation"] if data is KEPT else ["train", "validation"]
+    kinds = ["augmented", "decoded", "validation"] if data is CACHED else ["train", "validation"]
     assert all(sorted(file.rsplit("-", 1)[1] for file in window) == kinds for window in windows)
     assert windows[0] == windows[1] == windows[2]
     assert windows[3] == windows[4] == windows[5]

@@ -199,7 +199,12 @@ def test_rank_without_launcher_starts_no_run(prefix, tmp_path):
 
 
 def test_run_without_mpi4py_says_what_to_install(launch, tmp_path):
-    (tmp_path / "mpi4py.py").write_text("raise ModuleNotFoundError('absent', name='mpi4py')")
+    # A rank 0 that is slower than the other one, which must not stop it before it reports.
+    (tmp_path / "mpi4py.py").write_text(
+        "import os, time\n"
+        "time.sleep(0 if int(os.environ['OMPI_COMM_WORLD_RANK']) else 1)\n"
+        "raise ModuleNotFoundError('absent', name='mpi4py')\n"
+    )
     run = launch(
         2,
         spec(tmp_path, [GOOD]),
