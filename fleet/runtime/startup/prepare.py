@@ -128,7 +128,8 @@ def prepare(
     drawn = () if replay else variants(full_spec)
     written_networks = () if replay else written.networks
     check_comparable(full_spec, (*written_networks, *drawn), target_kinds(inputs.sample))
-    for networks in (spec.networks, extremes.networks, drawn):
+    trained = tuple(n for n in spec.networks if n.name not in past.run.refused)
+    for networks in (trained, extremes.networks, drawn):
         _check_networks(spec, networks, inputs, roles.cluster.whole_gpus)
     searches = start_searches(extremes, past.run)  # raises before anything is written
     for search in searches.values():

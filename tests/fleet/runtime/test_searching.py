@@ -340,6 +340,20 @@ def test_search_child_with_unknown_parent_fails(tmp_path):
     assert "7 is no parent" in run.rows()["net-1"].reason
 
 
+def test_search_with_a_refused_trial_resumes(tmp_path):
+    search = {
+        "sampler": "tests.fleet.search.searchers:Scripted",
+        "max_trials": 2,
+        "options": {"asks": [{LEARNING_RATE: 0.01}, {LEARNING_RATE: 0.01}], "reports": {}},
+    }
+    # Outside the entry, batches have 128 samples, which are more than there are.
+    train = {"batch": {"size": 8}, "stopping": {"max_epochs": 1}}
+    run = Run(tmp_path, search, models=[{**ENTRY, "search": search, "train": train}], train={})
+    assert run.launch() is ExitStatus.NETWORK_FAILED
+    assert "the same values as number 0" in run.rows()["net-1"].reason
+    assert run.launch() is ExitStatus.NETWORK_FAILED
+
+
 @pytest.mark.parametrize(
     ("searcher", "reason"),
     long_but_first(
