@@ -394,6 +394,7 @@ class RankZero:
             for search in report.searches:
                 if not search.trials:
                     print(search.summary)
+            self._launch.fence.check()  # this launch may have been suspended meanwhile
             write_report(self._launch.paths.report, report, skip_slow=True)
         except UserError as error:  # a damaged log does not make a successful launch fail
             report_note = f"there is no report: {error}"
@@ -412,5 +413,6 @@ class RankZero:
             self._launch.sample.for_pipeline(pipeline).target.semantics,
         )
         if ensembles:
+            self._launch.fence.check()
             write_ensembles(self._launch.paths, ensembles)
         return ensembles

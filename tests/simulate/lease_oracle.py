@@ -68,7 +68,8 @@ class LeaseOracle:
         self._prefix = f"{folder}/"
         self._object_to = object_to
         self._resources: dict[str, _Resource] = {}
-        self._checked_s: dict[tuple[k.Process, str], float] = {}
+        # Another thread may check between a thread's check and its rename.
+        self._checked_s: dict[tuple[k.Task | None, str], float] = {}
         self.sharing: set[str] = set()  # launches that share the run
 
     def storage_crashed(self) -> None:
@@ -92,7 +93,7 @@ class LeaseOracle:
             return
         relative = path[len(self._prefix) :]
         if call == "list":
-            self._checked_s[process, relative] = self._kernel.now
+            self._checked_s[self._kernel.current, relative] = self._kernel.now
         elif match := _GENERATION.fullmatch(relative):
             self._change_lease(process, call, match[1], int(match[2]), data)
         elif _OWN.fullmatch(relative):
@@ -171,7 +172,7 @@ class LeaseOracle:
         lost_s = holding.lost_s
         if lost_s is None:
             return
-        if self._checked_s.get((process, key), 0.0) > lost_s:
+        if self._checked_s.get((self._kernel.current, key), 0.0) > lost_s:
             self._object_to(f"{change}, though it has checked {key} after it lost that")
         elif name and name in self._resources[key].remade:
             self._object_to(f"{change}, whose folder its successor has made anew")
