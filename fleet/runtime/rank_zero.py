@@ -129,7 +129,7 @@ class RankZero:
         ]
         self._rates = RateMemory(launch, self._unfinished)
         sharing = find_run_sharing(launch.request.shares_run and lease is not None)
-        self._sharing = sharing.join(launch, lease, self.results, self._resumed.unlogged)
+        self._sharing = sharing.join(launch, lease, self._resumed)
         self._events = EventLog(paths.events)
         self._view = make_view(
             self._run, launch.request.plain, self.results.rows, spec.document.name

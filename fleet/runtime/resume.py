@@ -9,7 +9,10 @@ from fleet.domain import events as ev
 from fleet.domain.network import EpochRecord, NetworkStatus, Outcome
 from fleet.domain.run import FINISHED_UNLOGGED, RunState
 from fleet.runtime.startup.launch import PreparedLaunch
+from fleet.storage.checkpoint import is_history_current, write_history
+from fleet.storage.files import map_in_threads
 from fleet.storage.identity import trial_identity
+from fleet.storage.paths import RunPaths
 from fleet.storage.recovery import recover
 from fleet.storage.results import Results, known_parameters
 from fleet.storage.skipped_networks import read_skipped
@@ -24,6 +27,8 @@ class Resumed:
         results: the run's results and state.
         unlogged: network -> its epochs that its checkpoint has, but no log; only networks with
             such epochs.
+        stale_tables: networks whose ``history.csv`` lacks epochs of their checkpoint, if the run
+            is shared: the launch that holds a network writes it.
         statuses: status of networks by their checkpoints, where it differs from the logs.
         changes: events to log about damaged and missing checkpoints, and about dead ranks.
         first_epoch: the stream's first epoch that no launch has consumed.
@@ -31,6 +36,7 @@ class Resumed:
 
     results: Results
     unlogged: Mapping[str, tuple[EpochRecord, ...]]
+    stale_tables: frozenset[str]
     statuses: Mapping[str, ev.CheckpointStatus]
     changes: Sequence[ev.NetworkRolledBack | ev.NetworkFailed | ev.NetworkWarned]
     first_epoch: int
@@ -113,12 +119,29 @@ def resume(launch: PreparedLaunch) -> Resumed:
     ]
     consumed = [record.stream_epoch for status in statuses.values() for record in status.history]
     consumed += [state.stream_epoch for state in states.values()]
+    stale_tables = frozenset() if launch.replayed else _find_stale_tables(paths, statuses)
+    if is_alone:
+        for name in stale_tables:
+            write_history(paths.history(name), statuses[name].history, launch.fence)
+        stale_tables = frozenset()
     return Resumed(
         results,
         unlogged,
+        stale_tables,
         differing,
         [*damaged, *missing, *(_describe_deaths(results, statuses) if is_alone else ())],
         1 + max(consumed, default=-1),
+    )
+
+
+def _find_stale_tables(paths: RunPaths, statuses: Mapping[str, NetworkStatus]) -> frozenset[str]:
+    """Return the networks whose ``history.csv`` does not have the epochs of their checkpoint."""
+    trained = [(name, status.history) for name, status in statuses.items() if status.history]
+    are_current = map_in_threads(
+        lambda item: is_history_current(paths.history(item[0]), item[1]), trained
+    )
+    return frozenset(
+        name for (name, _), is_current in zip(trained, are_current, strict=True) if not is_current
     )
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Self
 
 from fleet.comm.messages import Message
 from fleet.control.effects import EndRequested, LeaseGranted
-from fleet.domain.network import EpochRecord
 from fleet.hooks import find_hook
 from fleet.runtime.startup.folder import take_folder
 from fleet.spec import Spec
 from fleet.storage.lease import Lease
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Results
 
 if TYPE_CHECKING:  # which imports many modules
+    from fleet.runtime.resume import Resumed
     from fleet.runtime.startup.launch import PreparedLaunch
 
 
@@ -53,16 +52,14 @@ class RunSharing:
         cls,
         launch: PreparedLaunch,
         lease: Lease | None,
-        results: Results,
-        unlogged: Mapping[str, tuple[EpochRecord, ...]],
+        resumed: Resumed,
     ) -> Self:
         """Join the launches of a run.
 
         Args:
             launch: the prepared launch.
             lease: the lease of this process; None in tests.
-            results: the run's results.
-            unlogged: network -> its epochs that no log has.
+            resumed: what earlier launches have left.
         """
         return cls()
 

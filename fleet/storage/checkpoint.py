@@ -381,6 +381,24 @@ def read_history(path: Path) -> tuple[EpochRecord, ...]:
         return ()
 
 
+def is_history_current(path: Path, history: Sequence[EpochRecord]) -> bool:
+    """Return True if a network's table has the epochs of its history.
+
+    A launch that was killed may have saved a checkpoint, but not its table.
+
+    Args:
+        path: path of the table.
+        history: the history of the newest checkpoint.
+    """
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            # Parsing all cells of thousands of tables would take half a minute.
+            table = [int(row["stream_epoch"]) for row in csv.DictReader(file)]
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):
+        return False
+    return table == stream_epochs(history)
+
+
 # ---- which checkpoint was exported; a network that has trained since is exported again ----------
 
 

@@ -8,7 +8,7 @@ This module connects the two, between two steps of the coordinator.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Self
 
@@ -17,9 +17,10 @@ from fleet.companions.shared_run.lease_requests import LeaseRequests
 from fleet.companions.shared_run.network_leases import NetworkLeases
 from fleet.control.effects import EndRequested, LeaseGranted
 from fleet.domain.events import LaunchStarted
-from fleet.domain.network import EpochRecord, NetworkStatus
+from fleet.domain.network import NetworkStatus
 from fleet.domain.run import FINISHED_UNLOGGED, has_full_history
 from fleet.errors import UserError
+from fleet.runtime.resume import Resumed
 from fleet.runtime.run_sharing import RunSharing
 from fleet.runtime.startup.folder import (
     abandoned_on_error,
@@ -30,6 +31,7 @@ from fleet.runtime.startup.folder import (
 from fleet.runtime.startup.launch import PreparedLaunch
 from fleet.runtime.startup.past import Past
 from fleet.spec import Spec
+from fleet.storage.checkpoint import is_history_current, write_history
 from fleet.storage.event_log import DatedEvent
 from fleet.storage.fencing import fence_out, newest_written_generation
 from fleet.storage.files import SharedWriteThrottle
@@ -37,7 +39,6 @@ from fleet.storage.lease import Lease
 from fleet.storage.network_leases import find_held_lease, read_holders
 from fleet.storage.paths import RunPaths
 from fleet.storage.recovery import restore_network
-from fleet.storage.results import Results
 
 # How long to wait while another launch starts, which reads all checkpoints and may decode samples.
 _ENTER_TIMEOUT_S = 300.0
@@ -54,9 +55,8 @@ class SharedRun(RunSharing):
         paths: files of the run.
         leases: acquires and releases the leases of networks.
         claims: decides which leases to request.
-        results: the run's results.
-        past: the logs, read at a moment before the results were recovered.
-        unlogged: network -> its epochs that no log had at that moment.
+        resumed: what earlier launches have left.
+        past: the logs, read at a moment before that was recovered.
 
     Attributes:
         leases: the leases of networks.
@@ -68,18 +68,17 @@ class SharedRun(RunSharing):
         paths: RunPaths,
         leases: NetworkLeases,
         claims: LeaseRequests,
-        results: Results,
+        resumed: Resumed,
         past: Past,
-        unlogged: Mapping[str, tuple[EpochRecord, ...]],
     ) -> None:
         self.leases = leases
         self._paths = paths
         self._claims = claims
-        self._results = results
+        self._results = resumed.results
         self._tail = past.tail
         self._next_read_s = 0.0
         self._run = past.run
-        self._unlogged = unlogged
+        self._unlogged = resumed.unlogged
         self.has_others = find_held_lease(paths) is not None
         self.elsewhere = frozenset(claims.epochs)
 
@@ -88,23 +87,23 @@ class SharedRun(RunSharing):
         cls,
         launch: PreparedLaunch,
         lease: Lease | None,
-        results: Results,
-        unlogged: Mapping[str, tuple[EpochRecord, ...]],
+        resumed: Resumed,
     ) -> Self:
         """Join the launches of a run; see :meth:`RunSharing.join`."""
         assert lease is not None
+        results = resumed.results
         statuses = {name: results.run.status_of(name) for name in results.networks}
-        # A network that has ended is requested only to log its epochs.
+        # A network that has ended is requested only to log its epochs, or to write its table.
         epochs = {
             name: len(status.history)
             for name, status in statuses.items()
-            if status.outcome is None or name in unlogged
+            if status.outcome is None or name in resumed.unlogged or name in resumed.stale_tables
         }
         largest = max((network.min_gpus for network in launch.spec.networks), default=1)
         max_leases = max(1, len(launch.roles.trainers) // largest)
         claims = LeaseRequests(epochs, max_leases, launch.request.idle_timeout)
         leases = NetworkLeases(launch.paths, lease)
-        return cls(launch.paths, leases, claims, results, launch.past, unlogged)
+        return cls(launch.paths, leases, claims, resumed, launch.past)
 
     @staticmethod
     def check_spec(spec: Spec, option: str) -> None:
@@ -253,6 +252,8 @@ class SharedRun(RunSharing):
         lease = self.leases.lease_of(name)
         self._results.deaths.collect(name)
         status, state = restore_network(self._results, self._results.spec.by_name[name])
+        if status.history and not is_history_current(self._paths.history(name), status.history):
+            write_history(self._paths.history(name), status.history, lease.fence)
         # A launch that was killed may have saved epochs without logging them, or a crash may have
         # lost the lines. If the last holder has released the network, a line that is new since this
         # launch began may only be invisible from here.

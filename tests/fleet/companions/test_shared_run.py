@@ -13,7 +13,7 @@ from fleet.domain import events as ev
 from fleet.domain.timeline import LoggedEvent
 from fleet.errors import ExitStatus
 from fleet.runtime.resume import resume
-from fleet.storage.lease import Fence, Lease, Process
+from fleet.storage.lease import NO_FENCE, Fence, Lease, Process
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import record
 from tests.fleet.logs import START, as_text
@@ -29,8 +29,9 @@ MODELS = [{"family": "softmax", "name": name} for name in "ab"]
 class Leases:
     """Grants each requested lease once."""
 
-    def __init__(self):
+    def __init__(self, fence=Fence(None, 1, "")):
         self.new = []
+        self.fence = fence
 
     def request(self, names, max_leases):
         self.new += names[:max_leases]
@@ -40,7 +41,7 @@ class Leases:
         return acquired
 
     def lease_of(self, name):
-        return SimpleNamespace(fence=Fence(None, 1, ""), took_over=False)
+        return SimpleNamespace(fence=self.fence, took_over=False)
 
     def release(self, name):
         """Do nothing."""
@@ -56,7 +57,7 @@ def half_done(tmp_path):
 
 def resumed(run):
     prepared = prepare(run.path, (0, 0, 0), shares_run=True)
-    return resume(prepared).results, prepared.past
+    return resume(prepared), prepared.past
 
 
 def write_verdict(paths, launch, verdict):
@@ -74,7 +75,7 @@ def write_log(paths, launch, events):
 
 def test_network_pruned_elsewhere_is_not_trained(half_done):
     write_verdict(half_done.paths, "17", "stop")
-    results, _ = resumed(half_done)
+    results = resumed(half_done)[0].results
     assert results.run.status_of("a").is_pruned
     assert results.run.status_of("b").outcome is None
 
@@ -82,9 +83,10 @@ def test_network_pruned_elsewhere_is_not_trained(half_done):
 @pytest.mark.long_but_first
 @pytest.mark.parametrize(("verdict", "is_pruned"), [("stop", True), ("pause", False)])
 def test_network_pruned_or_paused_elsewhere_meanwhile(half_done, verdict, is_pruned):
-    results, past = resumed(half_done)
+    before, past = resumed(half_done)
+    results = before.results
     requests = LeaseRequests({"a": 0, "b": 0}, 2, 300.0)
-    parallel = SharedRun(half_done.paths, Leases(), requests, results, past, {})
+    parallel = SharedRun(half_done.paths, Leases(), requests, before, past)
     assert parallel.poll(0.0, (), ends=False) == []
     write_verdict(half_done.paths, "17", verdict)
     received = {
@@ -139,10 +141,25 @@ def test_epochs_of_ended_network_that_a_crash_lost_are_logged(tmp_path):
     past = resume(prepared)
     process = Process()
     lease = Lease(process, process.me)
-    parallel = SharedRun.join(prepared, lease, past.results, past.unlogged)
+    parallel = SharedRun.join(prepared, lease, past)
     parallel.leases = Leases()
     assert parallel.elsewhere == {"b"}
     parallel.poll(0.0, (), ends=False)
     (leased,) = parallel.poll(1.0, (), ends=False)
     assert [record.epoch for record in leased.unlogged] == [1, 2]
     assert parallel.poll(2.0, (), ends=False) == []
+
+
+def test_history_of_ended_network_that_a_crash_lost_is_written(tmp_path):
+    run = Run(tmp_path, {}, models=MODELS, epochs=2)
+    assert run.launch() == 0
+    history = run.paths.history("b").read_bytes()
+    run.paths.history("b").write_bytes(b"".join(history.splitlines(keepends=True)[:-1]))
+    prepared = prepare(run.path, (0, 0, 0), shares_run=True)
+    process = Process()
+    parallel = SharedRun.join(prepared, Lease(process, process.me), resume(prepared))
+    parallel.leases = Leases(NO_FENCE)
+    assert parallel.elsewhere == {"b"}
+    parallel.poll(0.0, (), ends=False)
+    parallel.poll(1.0, (), ends=False)
+    assert run.paths.history("b").read_bytes() == history

@@ -62,6 +62,16 @@ def test_finished_network_with_damaged_checkpoint_stays(folders, position):
     assert [event.finished for event in runner.events(ev.NetworkRolledBack)] == [True] * is_noticed
 
 
+def test_history_of_a_finished_network_is_written_again(folders):
+    runner = shaky(folders(), failures=0, retries=0, epochs=3, policy="baseline")
+    assert runner.launch() is ExitStatus.OK
+    path = runner.prepared.paths.history("n0")
+    history = path.read_bytes()
+    path.write_bytes(b"".join(history.splitlines(keepends=True)[:-1]))  # as a killed launch left it
+    assert runner.launch() is ExitStatus.OK
+    assert path.read_bytes() == history
+
+
 def test_deleted_checkpoint_is_reported_with_resume_epoch(folders, monkeypatch, capsys):
     signal = Signal()
     # in the third epoch, when two are saved
