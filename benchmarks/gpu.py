@@ -568,7 +568,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=480.0, help="time limit")
     parser.add_argument("--cpu", action="store_true", help="use no GPU, to test the script")
     args = parser.parse_args()
-    gpus = () if args.cpu else visible_gpus(os.environ, os.listdir("/dev"))
+    gpus = () if args.cpu else visible_gpus(os.environ)
     if not gpus and not args.cpu:
         parser.error("no GPU found; --cpu tests the script without one")
     with tempfile.TemporaryDirectory() as folder:

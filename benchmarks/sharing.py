@@ -174,7 +174,7 @@ def main() -> None:
         parser.error(
             f"--epochs is {args.epochs}; it must be at least 2, because the first does not count"
         )
-    gpu = next(iter(visible_gpus(os.environ, os.listdir("/dev"))), None)
+    gpu = next(iter(visible_gpus(os.environ)), None)
     if gpu is None:
         print(
             "No GPU found: all ranks share one core, which says nothing about GPUs.",

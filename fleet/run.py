@@ -54,7 +54,7 @@ from launch.binding import (
     process_cores,
     ranks_per_core,
 )
-from launch.devices import gpus_per_node, visible_gpus
+from launch.devices import DEVICES, gpus_per_node, visible_gpus
 from launch.environment import ends_with_any_rank, is_first, launched_ranks, local_rank
 from launch.errors import InputError
 from launch.memory import free_shared_memory
@@ -279,14 +279,18 @@ def _run(
     allow_imports_beside(request.spec)
     # Rank 0 validates the input; then all ranks continue, or none does.
     node_of = world.node_of()
-    gpus = world.allgather(visible_gpus(os.environ, os.listdir("/dev")))
+    gpus = world.allgather({device: visible_gpus(os.environ, device) for device in DEVICES})
+    gpus_of = {
+        device: gpus_per_node([visible[device] for visible in gpus], node_of) for device in DEVICES
+    }
     cores = world.allgather(process_cores())
     ranks = Ranks(
         node_of,
-        gpus_per_node(gpus, node_of),
+        gpus_of["auto"],
         ranks_per_core(cores, node_of),
         min(world.allgather(free_shared_memory())),
         cores_per_node(cores, node_of),
+        gpus_of,
     )
     timer.end("meeting")
     engine_import = EngineImport()

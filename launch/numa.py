@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch import gpus as gpu_list
+from launch.devices import find_gpu
+from launch.gpus import Maker, read_text
 from launch.place import parse_cpus
-
-SYS = Path("/sys")
-_VENDORS = ("0x10de", "0x1002")  # NVIDIA, AMD
-_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")  # displays, 3D controllers and accelerators
 
 
 @dataclass(frozen=True)
@@ -30,26 +29,30 @@ class GpuNode:
     cores: frozenset[int]
 
 
-def find_gpu_nodes(gpus: Sequence[str], root: Path | None = None) -> list[GpuNode]:
+def find_gpu_nodes(
+    gpus: Sequence[str], maker: Maker | None, root: Path | None = None
+) -> list[GpuNode]:
     """Return the NUMA nodes of GPUs; none if the machine does not report several nodes.
 
-    GPUs are numbered by their order on the bus, as by drivers; a GPU with another name is not
-    found.
+    Args:
+        gpus: names of GPUs; names that are no numbers are left out.
+        maker: their maker.
+        root: the folder ``/sys``.
     """
-    root = SYS if root is None else root
+    root = gpu_list.SYS if root is None else root
     cores = {}
     for folder in (root / "devices/system/node").glob("node[0-9]*"):
-        cpus = _text(folder / "cpulist")
+        cpus = read_text(folder / "cpulist")
         if cpus:
             cores[folder.name.removeprefix("node")] = frozenset(parse_cpus(cpus))
-    if len(cores) < 2:
+    if len(cores) < 2 or maker is None:
         return []
-    nodes = {str(index): _text(device / "numa_node") for index, device in enumerate(_gpus(root))}
-    return [
-        GpuNode(gpu, int(nodes[gpu]), cores[nodes[gpu]])
-        for gpu in gpus
-        if nodes.get(gpu, "") in cores
-    ]
+    nodes = {
+        name: read_text(gpu.folder / "numa_node")
+        for name in gpus
+        if (gpu := find_gpu(name, maker, os.environ, root)) is not None
+    }
+    return [GpuNode(name, int(node), cores[node]) for name, node in nodes.items() if node in cores]
 
 
 @contextmanager
@@ -71,21 +74,3 @@ def bind(gpu_nodes: Sequence[GpuNode]) -> None:
         cores = set()
     if cores:
         os.sched_setaffinity(0, cores)
-
-
-def _gpus(root: Path) -> list[Path]:
-    """Return the GPUs of one vendor on the bus, in order."""
-    devices = sorted((root / "bus/pci/devices").glob("*"))
-    displays = [device for device in devices if _text(device / "class")[:6] in _CLASSES]
-    for vendor in _VENDORS:
-        of_vendor = [device for device in displays if _text(device / "vendor") == vendor]
-        if of_vendor:
-            return of_vendor
-    return []
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

@@ -14,6 +14,9 @@ from launch.sites import Site, places
 from launch.systems import TEMPLATES, System
 
 _WORD = re.compile(r"[A-Za-z0-9][\w.@:+-]*")
+# Options that show GPUs inside of an image, by the variable that lists them. Those of Intel need
+# none: their files are in /dev, which an image shows.
+_IMAGE_OPTIONS = {"ROCR_VISIBLE_DEVICES": ["--rocm"], "ZE_AFFINITY_MASK": []}
 _PLAIN_PATH = re.compile(r"/[\w./+-]*")  # batch systems quote differently in directives
 
 
@@ -161,10 +164,7 @@ def _rank(job: Job, site: Site) -> list[str]:
     """Return the words that start the interpreter of a rank."""
     if job.image is None:
         return [shlex.quote(str(job.python))]
-    if site.gpus:
-        gpus = ["--rocm" if site.visible.startswith("ROCR") else "--nv"]
-    else:
-        gpus = []
+    gpus = _IMAGE_OPTIONS.get(site.visible, ["--nv"]) if site.gpus else []
     binds = [f"--bind={shlex.quote(str(folder))}" for folder in (job.folder, job.run, *job.binds)]
     return ["apptainer", "exec", *gpus, *binds, '"$image"', "python"]
 

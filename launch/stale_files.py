@@ -27,11 +27,23 @@ from launch.processes import started
 _LEAST_AGE_S = (
     10.0  # of memory that no process maps, and of an empty folder: somebody may be about to use it
 )
+# Where libraries of GPUs keep compiled kernels. Ranks that share a folder, such as the default in
+# the home folder on a shared file system, wait for locks, or damage each other's files.
+CACHES = {
+    "MIOPEN_USER_DB_PATH": "miopen",
+    "MIOPEN_CUSTOM_CACHE_DIR": "miopen",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+}
 _OF_A_LAUNCHER = re.compile(r"(?:ompi|prted|prterun)\.(\d+)")
 
 
 def use_separate_folder() -> None:
-    """Give this process a separate folder for temporary files, deleted when Python exits."""
+    """Give this process a separate folder for temporary files, deleted when Python exits.
+
+    The caches of compiled kernels lie there, too, unless their variables are set. Libraries read
+    these variables when they are imported, so call this before.
+    """
     owner = os.getpid()
     folder = Path(tempfile.gettempdir(), f"fleet.{_host(os.environ)}.{owner}")
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier process of the same number
@@ -40,6 +52,8 @@ def use_separate_folder() -> None:
     except OSError:  # the disk is full: code that needs a temporary file will report it
         return
     tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
+    for variable, name in CACHES.items():
+        os.environ.setdefault(variable, str(folder / name))
 
     def remove() -> None:
         if os.getpid() == owner:  # not in a forked process

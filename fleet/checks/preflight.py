@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from fleet.errors import shortened
 from fleet.units import format_size
 from launch.binding import BINDING_REMEDY, Cores, binding_problem, by_node
 from launch.errors import pluralize
@@ -42,6 +43,8 @@ class RankFacts:
         libraries: (problem, remedy) for libraries of the engine, from the first rank of a node.
         shared_free: bytes of memory that ranks of its node can still share.
         near: the NUMA nodes of its visible GPUs.
+        devices: the devices of its node, from its first rank; see
+            :func:`launch.devices.describe_devices`.
     """
 
     host: str
@@ -53,6 +56,7 @@ class RankFacts:
     libraries: Sequence[tuple[str, str]]
     shared_free: float
     near: Sequence[GpuNode]
+    devices: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,26 @@ def describe_numa_node(near: GpuNode) -> str:
     'NUMA node 1 (CPUs 8-10)'
     """
     return f"NUMA node {near.node} (CPUs {format_numbers(sorted(near.cores))})"
+
+
+def merge_devices(devices: Sequence[tuple[str, Mapping[str, str]]]) -> dict[str, str]:
+    """Return one line for each kind of device, from its descriptions by the nodes.
+
+    Args:
+        devices: host and its devices; without devices for ranks that are not first of their nodes.
+
+    >>> merge_devices([("a", {"cuda": "1 GPU", "cpu": "4 cores"}), ("b", {"cuda": "no GPU"})])
+    {'cuda': '1 GPU (a); no GPU (b)', 'cpu': '4 cores (a)'}
+    """
+    hosts: dict[str, dict[str, list[str]]] = {}
+    for host, of_host in devices:
+        for device, text in of_host.items():
+            hosts.setdefault(device, {}).setdefault(text, []).append(host)
+    lines = {}
+    for device, texts in hosts.items():
+        parts = [f"{text} ({shortened(', '.join(names))})" for text, names in texts.items()]
+        lines[device] = "; ".join(parts)
+    return lines
 
 
 def check_libraries(ranks: Sequence[RankFacts]) -> list[Finding]:

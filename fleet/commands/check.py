@@ -353,7 +353,7 @@ def _print(path: str, result: _CheckResult) -> None:
     if standardizing:
         print(standardizing)
     rows = list(_rows(result.spec, result))
-    device = "GPU" if result.spec.engine.uses_gpus else "device"
+    device = "GPU" if result.spec.uses_gpus else "device"
     print_table(
         [
             "network",

@@ -18,7 +18,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ from fleet.errors import ExitStatus, LeaseLost, NotInstalledError, UserError, sh
 from fleet.runtime.startup.caching import HostResources, choose_cache
 from fleet.runtime.startup.data import Inputs, open_inputs
 from fleet.runtime.startup.folder import free_disk, nearest_folder
+from fleet.runtime.startup.launch import Ranks
 from fleet.runtime.startup.memory import shared_bytes
 from fleet.spec import NetworkSpec, Spec, allow_imports_beside, load, with_cache
 from fleet.storage.event_log import read_run_state
@@ -49,9 +50,10 @@ from fleet.storage.lease import (
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import folder_bytes
 from launch.binding import cores_per_node, process_cores
-from launch.devices import gpus_per_node, visible_gpus
+from launch.devices import describe_devices, find_maker, gpus_per_node, visible_gpus
 from launch.environment import find_launcher, launched_ranks, local_rank
 from launch.errors import InputError, pluralize
+from launch.gpus import usable_gpus
 from launch.memory import free_shared_memory
 from launch.numa import GpuNode, find_gpu_nodes
 from launch.place import format_numbers
@@ -126,10 +128,12 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
     trials = world.allgather(None if spec is None else _try_lease(world, node_of, spec))
     if world.rank == 0:
         roles, role_findings = _roles(spec, facts, node_of)
+        device_findings = _device_findings(spec, facts)
         trainers, slots = ((), 1) if roles is None else (roles.trainers, roles.slots)
-        uses_gpus = spec is None or spec.engine.uses_gpus
+        uses_gpus = spec is None or spec.uses_gpus
         findings += [
             *role_findings,
+            *device_findings,
             *checks.check_ranks(facts, node_of, trainers, uses_gpus, slots),
             *checks.check_data(facts),
         ]
@@ -147,6 +151,9 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
                     f"processes from {fact.host}: {shortened(', '.join(map(str, paths)))}",
                     file=sys.stderr,
                 )
+        devices = checks.merge_devices([(fact.host, fact.devices) for fact in facts])
+        for device, text in devices.items():
+            print(f"fleet doctor: {device}: {text}", file=sys.stderr)
         gpu_nodes = sorted(
             {(fact.host, gpu) for fact in facts for gpu in fact.near},
             key=lambda item: (item[0], item[1].node, item[1].gpu),
@@ -158,7 +165,14 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
             )
         if startup is not None and not args.json:
             print_startup(startup)
-        _show(args, findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}", gpu_nodes, startup)
+        _show(
+            args,
+            findings,
+            f"ranks: {world.size}, nodes: {max(node_of) + 1}",
+            gpu_nodes,
+            devices,
+            startup,
+        )
     if world.broadcast_value(findings):
         status = ExitStatus.INFRASTRUCTURE
     else:
@@ -172,6 +186,7 @@ def _show(
     findings: Sequence[checks.Finding],
     scope: str,
     gpu_nodes: Sequence[tuple[str, GpuNode]] = (),
+    devices: Mapping[str, str] | None = None,
     startup: Startup | None = None,
 ) -> int:
     gpus = [
@@ -189,7 +204,7 @@ def _show(
         startup_numbers = {"startup": {**asdict(startup), "advice": startup.advice}}
     show(
         args,
-        lambda: {"findings": findings, "gpus": gpus, **startup_numbers},
+        lambda: {"findings": findings, "devices": devices or {}, "gpus": gpus, **startup_numbers},
         lambda: print("\n".join(map(str, findings)) or f"no problems found ({scope})", flush=True),
     )
     return ExitStatus.INFRASTRUCTURE if findings else ExitStatus.OK
@@ -215,11 +230,12 @@ def _open(path: str | None) -> tuple[Spec | None, Inputs | None, str]:
 def _facts(
     world: World, node_of: Sequence[int], spec: Spec | None, data: DataSet | None, problem: str
 ) -> checks.RankFacts:
-    files = os.listdir("/dev")
+    device = "auto" if spec is None else spec.resources.device
+    maker = find_maker(os.environ, device)
     threads = [os.environ.get(variable, "") for variable in checks.THREAD_VARIABLES]
     # Some facts are the same on all ranks of a node.
     is_first_of_node = node_of.index(node_of[world.rank]) == world.rank
-    gpus = visible_gpus(os.environ, files)
+    gpus = visible_gpus(os.environ, device)
     if is_first_of_node and spec is not None:
         libraries = find_engine_problems(spec.engine, gpus, spec.resources.exchange)
     else:
@@ -229,11 +245,12 @@ def _facts(
         process_cores(),
         max([int(text) for text in threads if text.isdecimal()], default=1),
         gpus,
-        len(visible_gpus({}, files)),
+        0 if maker is None else len(usable_gpus(maker, os.environ)),
         (problem or _reading_problem(data)) if is_first_of_node else "",
         libraries,
         free_shared_memory(),
-        find_gpu_nodes(gpus),
+        find_gpu_nodes(gpus, maker),
+        describe_devices(os.environ) if is_first_of_node else {},
     )
 
 
@@ -261,6 +278,19 @@ def _roles(
     except UserError as error:
         problem, _, remedy = str(error).rpartition(": ")
         return None, [checks.Finding(problem, remedy)]
+
+
+def _device_findings(spec: Spec | None, facts: Sequence[checks.RankFacts]) -> list[checks.Finding]:
+    """Return a finding if no rank sees a GPU of the kind that the spec names."""
+    if spec is None or not spec.engine.uses_gpus:
+        return []
+    ranks = Ranks((0,), gpus_of={spec.resources.device: len(facts[0].gpus) or None})
+    try:
+        ranks.count_gpus(spec.resources.device)
+    except UserError as error:
+        problem, _, remedy = str(error).rpartition("; ")
+        return [checks.Finding(problem, remedy)]
+    return []
 
 
 def _check_space(

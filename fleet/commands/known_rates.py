@@ -47,7 +47,7 @@ def known_rates_of(
 def known_beside_steps(spec: Spec) -> Overheads | None:
     """Return the overheads of the newest launch on this kind of machine, or None."""
     cached_overheads = read_cache(cache_path()).get(
-        beside_steps_key(spec.resources.engine, hardware()), {}
+        beside_steps_key(spec.resources.engine, hardware(spec.resources.device)), {}
     )
     if len(cached_overheads) == len(dataclasses.fields(Overheads)):
         return Overheads(*(cached_overheads[number].rate for number in sorted(cached_overheads)))
@@ -58,7 +58,9 @@ def cached(
     spec: Spec, spec_path: str, sample: SampleSpec, cluster: Cluster
 ) -> tuple[dict[str, str], dict[str, dict[int, float]]]:
     """Return the key of each network in the cache of rates, and the contents of the cache."""
-    machine = Machine(hardware(), (cluster.gpus_per_node + 1) / len(process_cores().usable))
+    machine = Machine(
+        hardware(spec.resources.device), (cluster.gpus_per_node + 1) / len(process_cores().usable)
+    )
     codes = hash_all_sources(spec, Path(spec_path).absolute().parent)
     keys = {
         network.name: speed_identity(network, spec.resources, sample, machine, codes)
@@ -78,7 +80,7 @@ def recorded_sharing(spec: Spec) -> tuple[float, ...]:
     if len(measured) > 1:
         return measured
     cached_curve = rates_of(read_cache(cache_path())).get(
-        sharing_key(spec.resources.engine, hardware()), {}
+        sharing_key(spec.resources.engine, hardware(spec.resources.device)), {}
     )
     return Sharing(cached_curve).curve
 

@@ -25,9 +25,10 @@ from fleet.arguments import Parser, integer
 from fleet.errors import ExitStatus, UserError
 from fleet.monitor.report import best_rows
 from fleet.run import FORMER_OPTIONS as FORMER_OPTIONS
-from fleet.run import add_arguments
+from fleet.run import add_arguments, parse_arguments
 from fleet.runtime.interrupt import INTERRUPTED
 from fleet.runtime.resume_command import COMMAND_VARIABLE, resume_command
+from fleet.spec import load
 from fleet.storage.leaderboard import least_columns
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         with Interrupts(_SIGNALS) as interrupts:
             status, _ = local_launch.run(
                 arguments,
-                args.ranks or _default_ranks(),
+                args.ranks or _default_ranks(arguments),
                 more={COMMAND_VARIABLE: resume},
                 on_start=lambda command: _say(_as_typed(command)),
                 interrupts=interrupts,
@@ -99,8 +100,12 @@ def _show_earlier_results(paths: RunPaths) -> None:
         print_table(headers, lines, "the best network first", least_columns(rows))
 
 
-def _default_ranks() -> int:
-    gpus = len(visible_gpus(os.environ, os.listdir("/dev")))
+def _default_ranks(arguments: Sequence[str]) -> int:
+    try:
+        device = load(parse_arguments(arguments).spec).resources.device
+    except UserError:  # the launch reports it
+        device = "auto"
+    gpus = len(visible_gpus(os.environ, device))
     return 1 + (gpus or len(process_cores().usable))
 
 

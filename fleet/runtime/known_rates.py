@@ -13,6 +13,8 @@ from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.files import WriteThrottle, with_retries, write_json
 from fleet.storage.paths import RunPaths
+from launch.devices import find_maker
+from launch.gpus import usable_gpus
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.elastic import with_best_batches
 from scheduler.ensemble.rates import median_rates
@@ -213,8 +215,12 @@ def check_remeasuring(spec: Spec, replays: bool = False) -> None:
         raise UserError(f"--remeasure: {reason}; remove this option")
 
 
-def hardware() -> str:
-    """Describe this machine's hardware in one line."""
+def hardware(device: str = "auto") -> str:
+    """Describe this machine's hardware in one line.
+
+    Args:
+        device: ``resources.device``.
+    """
     model = ""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         model = next(
@@ -224,4 +230,8 @@ def hardware() -> str:
         info.read_text(encoding="utf-8").split("\n")[0].split(":")[-1].strip()
         for info in Path("/proc/driver/nvidia/gpus").glob("*/information")
     )
-    return f"{model} x {os.cpu_count()}, {len(gpus)} GPUs {gpus[0] if gpus else ''}".strip()
+    maker = find_maker(os.environ, device)
+    if not gpus and maker is not None:
+        gpus = [maker.name] * len(usable_gpus(maker, os.environ))
+    text = f"{model} x {os.cpu_count()}, {len(gpus)} GPUs {gpus[0] if gpus else ''}".strip()
+    return text if device == "auto" else f"{text}, {device}"

@@ -29,7 +29,8 @@ from fleet.stream.compose import NodeMemory
 from fleet.stream.layout import chunk_size
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.window import Window
-from launch.devices import memory_mib, visible_gpus
+from launch.devices import find_maker, memory_mib, visible_gpus
+from launch.gpus import NVIDIA
 from launch.numa import bind, find_gpu_nodes, on_gpu_node
 from launch.pinned_memory import Pinning
 from preprocess.decode import decoder_name
@@ -83,12 +84,15 @@ class Session:
         if self._roles.shared or self._roles.slots > 1:
             self._map_memory()
         gpu = self._gpu()  # before MPS renames it
+        maker = find_maker(os.environ, self._launch.spec.resources.device)
         if gpu is not None:
-            bind(find_gpu_nodes([gpu]))
+            bind(find_gpu_nodes([gpu], maker))
         shared = gpu if self._shares_gpus else None
-        self._memory_mib = None if shared is None else memory_mib(shared)
+        if shared is not None and maker is not None:
+            self._memory_mib = memory_mib(shared, maker, os.environ)
         if self._shares_gpus:
-            gpus = SharedGpus(self._world, self._roles, shared, os.environ)
+            served = shared if maker is NVIDIA else None
+            gpus = SharedGpus(self._world, self._roles, served, os.environ)
         else:
             gpus = None
         rank_zero = self._make_rank_zero() if self._world.rank == 0 else None
@@ -224,7 +228,8 @@ class Session:
         for create in (True, False):
             if leads == create:
                 # The kernel allocates memory on the NUMA node of the process that creates it.
-                with on_gpu_node(find_gpu_nodes(self._gpus())):
+                maker = find_maker(os.environ, launch.spec.resources.device)
+                with on_gpu_node(find_gpu_nodes(self._gpus(), maker)):
                     self._shared = mapped(create)
             self._world.allgather(None)  # the leader first, then all others
         if leads:
@@ -249,7 +254,7 @@ class Session:
         gpus = self._gpus()
         device = index if len(gpus) > 1 else 0
         warn = self._warn_of_slow_copies
-        pin = Pinning(device, warn) if spec.engine.uses_gpus else lambda memory: None
+        pin = Pinning(device, warn) if spec.uses_gpus else lambda memory: None
         engine = make_engine(
             spec,
             self._launch.sample,
@@ -266,7 +271,7 @@ class Session:
 
     @property
     def _shares_gpus(self) -> bool:
-        return self._roles.slots > 1 and self._launch.spec.engine.uses_gpus
+        return self._roles.slots > 1 and self._launch.spec.uses_gpus
 
     def _gpu(self) -> str | None:
         """Return this trainer's GPU; None for other ranks and without GPUs."""
@@ -279,8 +284,9 @@ class Session:
 
     def _gpus(self) -> tuple[str, ...]:
         """Return the GPUs that this rank sees; empty if the engine uses none."""
-        if self._launch.spec.engine.uses_gpus:
-            return visible_gpus(os.environ, os.listdir("/dev"))
+        spec = self._launch.spec
+        if spec.engine.uses_gpus:
+            return visible_gpus(os.environ, spec.resources.device)
         return ()
 
     def _warn_of_slow_copies(self, reason: str) -> None:

@@ -79,6 +79,13 @@ def find_document_problems(document: Document, content: Mapping[str, Any]) -> It
             "[]",
             "add an entry, or `keep_open: 10min` to wait for more networks",
         )
+    device = document.resources.device
+    if device not in ("auto", "cpu") and engine.learns and not engine.uses_gpus:
+        yield (
+            ("resources", "device"),
+            f"the engine {document.resources.engine} trains on the cores, not on {device}",
+            "leave it out, or use another engine",
+        )
     if document.data.collate is not None and not engine.collates:
         yield (
             ("data", "collate"),

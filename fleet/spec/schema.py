@@ -289,6 +289,10 @@ class Resources:
     """Number of GPUs per node that train networks; without GPUs, number of ranks per node. auto:
     all GPUs; without GPUs, all ranks that do not prepare samples.
     """
+    device: Literal["auto", "cuda", "rocm", "xpu", "cpu"] = "auto"
+    """Where networks train: on GPUs of NVIDIA (cuda), AMD (rocm) or Intel (xpu), or on the cores.
+    auto: on the GPUs that the launch shows to its ranks, otherwise on the cores.
+    """
     networks_per_gpu: Annotated[int, Field(ge=1, le=MAX_SLOTS), kinds.NO_FLAG] | Literal["auto"] = 1
     """Maximum number of networks that share a GPU while there are more networks than GPUs; each
     needs a rank. auto: as many as there are ranks for, as long as measurements show that sharing is
@@ -296,9 +300,9 @@ class Resources:
     """
     exchange: Literal["auto", "horovod", "mpi", "library"] = "auto"
     """How the GPUs of a group exchange gradients. horovod: during the backward pass. mpi: one MPI
-    reduction after each step. library: PyTorch's process groups (NCCL on GPUs, else gloo), only for
-    the engine torch. auto: Horovod for keras if it is installed, library for torch on GPUs,
-    otherwise MPI.
+    reduction after each step. library: PyTorch's process groups (NCCL on GPUs, xccl on Intel's,
+    else gloo), only for the engine torch. auto: Horovod for keras if it is installed, library for
+    torch on GPUs, otherwise MPI.
     """
 
 
@@ -571,6 +575,11 @@ class Spec:
     def engine(self) -> EngineInfo:
         """The description of the engine."""
         return find_engine(self.resources.engine)
+
+    @property
+    def uses_gpus(self) -> bool:
+        """True if each trainer uses a GPU, where there are GPUs."""
+        return self.engine.uses_gpus and self.resources.device != "cpu"
 
     @cached_property
     def options(self) -> Options:

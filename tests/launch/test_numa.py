@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from launch.gpus import MAKERS
 from launch.numa import GpuNode, bind, find_gpu_nodes, on_gpu_node
 
 
@@ -24,16 +25,21 @@ def machine(root, nodes, gpus):
     return root
 
 
-NVIDIA, AMD, OTHER = "0x10de", "0x1002", "0x8086"
+NVIDIA, AMD, INTEL, OTHER = "0x10de", "0x1002", "0x8086", "0x1a03"
 TWO = {0: "0-1,4-5", 1: "2-3,6-7"}
 
 
-def gpu_nodes(root, *gpus):
-    return [(entry.gpu, entry.node, sorted(entry.cores)) for entry in find_gpu_nodes(gpus, root)]
+MAKER = {maker.vendor: maker for maker in MAKERS.values()}
+
+
+def gpu_nodes(root, *gpus, vendor=NVIDIA):
+    entries = find_gpu_nodes(gpus, MAKER[vendor], root)
+    return [(entry.gpu, entry.node, sorted(entry.cores)) for entry in entries]
 
 
 @pytest.mark.parametrize(
-    ("vendor", "kind"), [(NVIDIA, "0x030200"), (NVIDIA, "0x030000"), (AMD, "0x038000")]
+    ("vendor", "kind"),
+    [(NVIDIA, "0x030200"), (NVIDIA, "0x030000"), (AMD, "0x038000"), (INTEL, "0x038000")],
 )
 def test_find_gpu_nodes_numbers_gpus_by_the_bus(tmp_path, vendor, kind):
     root = machine(
@@ -46,9 +52,12 @@ def test_find_gpu_nodes_numbers_gpus_by_the_bus(tmp_path, vendor, kind):
             "0000:00:02.0": (OTHER, "0x030000", 0),
         },
     )
-    assert gpu_nodes(root, "0", "1") == [("0", 0, [0, 1, 4, 5]), ("1", 1, [2, 3, 6, 7])]
-    assert gpu_nodes(root, "1") == [("1", 1, [2, 3, 6, 7])]
-    assert gpu_nodes(root, "2", "GPU-8a") == []
+    assert gpu_nodes(root, "0", "1", vendor=vendor) == [
+        ("0", 0, [0, 1, 4, 5]),
+        ("1", 1, [2, 3, 6, 7]),
+    ]
+    assert gpu_nodes(root, "1", vendor=vendor) == [("1", 1, [2, 3, 6, 7])]
+    assert gpu_nodes(root, "2", "GPU-8a", vendor=vendor) == []
 
 
 def test_find_gpu_nodes_is_empty_on_machines_with_one_node(tmp_path):

@@ -92,6 +92,45 @@ def test_remove_leftovers_deletes_old_empty_folders(tmp_path, file, age_s, goes)
     assert swept(tmp_path) == ([top.name] if goes else [])
 
 
+CACHES = """
+import os
+from launch.stale_files import use_separate_folder
+os.environ["TRITON_CACHE_DIR"] = "/mine"
+use_separate_folder()
+for name in ("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+    assert os.environ[name].startswith(os.environ["TMPDIR"] + "/"), name
+assert os.environ["TRITON_CACHE_DIR"] == "/mine"
+"""
+
+
+def test_separate_folder_has_the_caches_of_kernels(tmp_path):
+    environment = {
+        name: value for name, value in os.environ.items() if not name.endswith(("_DIR", "_PATH"))
+    }
+    subprocess.run(
+        [sys.executable, "-c", CACHES],
+        env={**environment, "TMPDIR": str(tmp_path)},
+        cwd=Path(__file__).parents[2],
+        check=True,
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rank_has_caches_before_it_imports_an_engine(tmp_path):
+    """Libraries read the variables when they are imported, which is after MPI has started."""
+    code = (
+        "import sys, fleet.run, fleet.runtime.session; print({'torch', 'triton'} & {*sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "set()"
+
+
 CODE = """
 import os, signal, sys, tempfile
 from launch.stale_files import use_separate_folder

@@ -262,7 +262,7 @@ def test_doctor_shows_numa_nodes_of_gpus(doctor):
         doctor.folder / "sys", {0: "0-7", 1: "8-15"}, {"0000:0a:00.0": ("0x10de", "0x030200", 1)}
     )
     (doctor.folder / "sitecustomize.py").write_text(
-        "import pathlib\nfrom launch import numa\nnuma.SYS = "
+        "import pathlib\nfrom launch import gpus\ngpus.SYS = "
         f"pathlib.Path({str(doctor.folder / 'sys')!r})\n"
     )
     printed = doctor(before=mpirun(1), path=str(doctor.folder), CUDA_VISIBLE_DEVICES="0")[2]

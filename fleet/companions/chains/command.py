@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     requests = _automatic(request)
     script = render(_job(request, requests), system, site)
     numbers: dict[str, object] = {} if requests is None else {"walltime": requests.numbers()}
-    if not site.gpus and spec.engine.uses_gpus and system.has_queue:
+    if not site.gpus and spec.uses_gpus and system.has_queue:
         print(
             "fleet submit: the job requests no GPUs; set --gpus-per-node, resources.gpus_per_node "
             "or --site",
@@ -289,7 +289,7 @@ def _sharing_advice(request: opts.JobRequest) -> str:
     gpus_per_node = request.site.gpus
     gpus = request.nodes * gpus_per_node
     networks = spec.max_networks
-    if not spec.engine.uses_gpus or not 0 < gpus < networks:
+    if not spec.uses_gpus or not 0 < gpus < networks:
         return ""
     slots = request.roles.slots
     speedups = recorded_sharing(spec)

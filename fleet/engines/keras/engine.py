@@ -16,7 +16,7 @@ import fleet.engines.keras.settings  # noqa: F401 - registers settings of Keras
 from fleet.comm.protocols import Group
 from fleet.engines.base import EngineContext, count_threads, gpu_index
 from fleet.engines.custom import user_code_of, with_default_rate
-from fleet.engines.keras.devices import find_gpus
+from fleet.engines.keras.devices import find_gpus, hide_gpus
 from fleet.engines.keras.exchange import find_horovod, make_exchange
 from fleet.engines.keras.gradients import keep_gradients_with_graphs
 from fleet.engines.keras.graphs import StepGraphs
@@ -226,16 +226,19 @@ def configure_device(setup: EngineContext) -> None:
     network uses one thread, so its results do not depend on which trainers share a node.
 
     Args:
-        setup: setup of this rank. TensorFlow sees the GPUs that an existing
-            ``CUDA_VISIBLE_DEVICES`` allows.
+        setup: setup of this rank. TensorFlow sees the GPUs that the variables of their maker allow,
+            such as ``CUDA_VISIBLE_DEVICES``.
 
     Raises:
-        UserError: the node shows fewer GPUs than it has trainers.
+        UserError: the node shows fewer GPUs than it has trainers, or none of the kind that
+            ``resources.device`` names.
     """
     if setup.deterministic:
         tf.config.experimental.enable_op_determinism()
-    gpus = find_gpus()
+    gpus = find_gpus(setup.resources.device)
     if not gpus:
+        if setup.resources.device == "cpu":
+            hide_gpus()
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
         if "TF_NUM_INTRAOP_THREADS" not in os.environ:
             tf.config.threading.set_intra_op_parallelism_threads(
@@ -243,7 +246,7 @@ def configure_device(setup: EngineContext) -> None:
             )
         return
     chosen = gpus[gpu_index(setup.index, len(gpus))]
-    tf.config.set_visible_devices([chosen], "GPU")
+    tf.config.set_visible_devices([chosen], chosen.device_type)
     if setup.slot.memory_limit is None:
         tf.config.experimental.set_memory_growth(chosen, True)
     else:

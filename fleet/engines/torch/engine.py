@@ -16,6 +16,7 @@ from fleet.comm.protocols import Group
 from fleet.engines.base import EngineContext, count_threads, gpu_index
 from fleet.engines.custom import user_code_of
 from fleet.engines.own_step import measures_of
+from fleet.engines.torch import devices
 from fleet.engines.torch.collation import Collation
 from fleet.engines.torch.compile import compile_module
 from fleet.engines.torch.exchange import Exchange, MpiExchange, TorchExchange, exchange_name
@@ -187,26 +188,22 @@ def configure_device(setup: EngineContext) -> torch.device:
     network uses one thread.
 
     Args:
-        setup: setup of this rank. PyTorch sees the GPUs that an existing ``CUDA_VISIBLE_DEVICES``
-            allows.
+        setup: setup of this rank. PyTorch sees the GPUs that the variables of their maker allow,
+            such as ``CUDA_VISIBLE_DEVICES``.
 
     Raises:
-        UserError: the node shows fewer GPUs than it has trainers.
+        UserError: the node shows fewer GPUs than it has trainers, or none of the kind that
+            ``resources.device`` names.
     """
     if setup.deterministic:
         os.environ.setdefault(_CUBLAS, ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads it
-    gpus = torch.cuda.device_count()
-    if not gpus:
+    kind, gpus = devices.find_accelerator(setup.resources.device)
+    if kind is None:
         if setup.deterministic or "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(count_threads(setup.trainers, setup.deterministic))
         return torch.device("cpu")
-    chosen = torch.device("cuda", gpu_index(setup.index, gpus))
-    torch.cuda.set_device(chosen)
-    if setup.slot.memory_limit is not None:
-        total = torch.cuda.get_device_properties(chosen).total_memory
-        torch.cuda.set_per_process_memory_fraction(
-            min(1.0, setup.slot.memory_limit * 2**20 / total), chosen
-        )
+    chosen = torch.device(kind.type, gpu_index(setup.index, gpus))
+    devices.use(chosen, setup.slot.memory_limit)
     return chosen

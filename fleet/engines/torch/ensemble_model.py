@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fleet.engines.torch.devices import find_accelerator
 from fleet.engines.torch.export import load, write
 from fleet.engines.torch.flat_parameters import samples_to_device, to_arrays
 from fleet.engines.torch.losses import OPS
@@ -32,7 +33,7 @@ class EnsembleModule:
         self, files: Sequence[Path], weights: Sequence[float], kind: str | RecordTarget
     ) -> None:
         loaded = [load(file) for file in files]
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._device = find_accelerator("auto")[0] or torch.device("cpu")
         self._networks = nn.ModuleList([network for network, _ in loaded]).to(self._device).eval()
         self._notes = [note for _, note in loaded]
         self._weights = weights

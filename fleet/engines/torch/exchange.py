@@ -1,7 +1,7 @@
 """Sum a step over the ranks of a group: by MPI, by PyTorch's process groups, or not at all.
 
-MPI sums the whole buffer after the backward pass. A PyTorch process group (NCCL on GPUs, else gloo)
-sums it in parts, each as soon as the backward pass has computed it.
+MPI sums the whole buffer after the backward pass. A PyTorch process group (NCCL on GPUs, xccl
+on Intel's, else gloo) sums it in parts, each as soon as the backward pass has computed it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _MIN_BUCKET = 2**22  # minimum size in bytes of a bucket that is sent during the
 _POLL_S = 2e-5
 _TIMEOUT = timedelta(days=7)  # long, because ranks may wait for samples, and MPI detects deaths
 NAMES = ("auto", "mpi", "library")
+GPU_EXCHANGES = ("cuda", "xpu")  # devices between which process groups sum without the host
 
 
 class Exchange:
@@ -176,8 +177,12 @@ def _backend(device: torch.device, file: str, group: Group) -> Any:
     from torch import distributed
 
     store = distributed.FileStore(file, group.size)
-    if device.type == "cuda":
+    if device.type == "cuda":  # also AMD's, whose library takes the place of NCCL
         return distributed.ProcessGroupNCCL(store, group.rank, group.size, _TIMEOUT)
+    if device.type == "xpu":
+        options = distributed.ProcessGroupXCCL.Options()
+        options._timeout = _TIMEOUT
+        return distributed.ProcessGroupXCCL(store, group.rank, group.size, options)
     return distributed.ProcessGroupGloo(store, group.rank, group.size, _TIMEOUT)
 
 
@@ -197,7 +202,7 @@ def exchange_name(setting: str, device: torch.device) -> str:
             f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
         )
     if setting == "auto":
-        if device.type == "cuda":
+        if device.type in GPU_EXCHANGES:
             return "library"
         return "mpi"
     return setting

@@ -27,6 +27,7 @@ from fleet.engines.base import (
 from fleet.engines.custom import runs_user_code
 from fleet.engines.own_step import LOSS
 from fleet.engines.steps import StepBatches, StepCapabilities, UserSteps
+from fleet.engines.torch import devices
 from fleet.engines.torch.export import load, write
 from fleet.engines.torch.flat_parameters import (
     as_tensor,
@@ -294,8 +295,7 @@ class TorchNetwork:
 
     def close(self) -> None:  # noqa: D102
         self.steps.exchange.close()
-        if self.steps.device.type == "cuda":
-            torch.cuda.empty_cache()  # for other processes on the GPU
+        devices.release_memory(self.steps.device)
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:

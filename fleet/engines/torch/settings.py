@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch._tensor_str import PRINT_OPTS
 from torch.backends import cuda, cudnn
@@ -34,18 +36,27 @@ def _device() -> torch.device | None:
     return context.device
 
 
+def _started_module() -> Any:
+    """Return the module of the GPUs that this process uses; None if it has used none so far."""
+    device = torch.accelerator.current_accelerator()
+    module = None if device is None else torch.get_device_module(device)
+    return module if getattr(module, "is_initialized", bool)() else None
+
+
 def _generators() -> list[bytes]:
     states = [torch.get_rng_state()]
-    if torch.cuda.is_initialized():
-        states += torch.cuda.get_rng_state_all()
+    module = _started_module()
+    if module is not None:
+        states += module.get_rng_state_all()
     return [state.numpy().tobytes() for state in states]
 
 
 def _set_generators(states: list[bytes]) -> None:
     first, *gpu_states = (torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in states)
     torch.set_rng_state(first)
-    if gpu_states:
-        torch.cuda.set_rng_state_all(gpu_states)
+    module = _started_module()
+    if gpu_states and module is not None:
+        module.set_rng_state_all(gpu_states)
 
 
 register("PyTorch's default dtype", torch.get_default_dtype, torch.set_default_dtype)

@@ -32,6 +32,7 @@ from fleet.engines.measures import Measures
 from fleet.engines.own_step import LOSS
 from fleet.engines.several_targets import LossOfTargets
 from fleet.engines.steps import MAX_STEPS, StepBatches, StepCapabilities, finished
+from fleet.engines.torch import devices
 from fleet.engines.torch.deferred_augmentation import augment_deferred
 from fleet.engines.torch.exchange import Exchange
 from fleet.engines.torch.export import Exported
@@ -105,7 +106,7 @@ class TorchSteps:
         takes_several = self.exchange.group.size == 1 and not self.sample.varying
         return StepCapabilities(
             MAX_STEPS if takes_several else 1,
-            can_overlap=self.device.type == "cuda",
+            can_overlap=devices.is_gpu(self.device),
             lengths="any" if self.compiled is None else "few",
         )
 
@@ -129,7 +130,7 @@ class TorchSteps:
         if self.exchange.group.size > 1:
             total = self._step_together(select_readable(local_rows), sizes[0], flags.stop)
             return finished([total])
-        is_queued = self.device.type == "cuda"
+        is_queued = devices.is_gpu(self.device)
         totals = torch.zeros(len(sizes), len(self.flat.totals), pin_memory=is_queued)
         totals[:, INDEX["stop"]] = flags.stop
         with running_user_code(self.code, quick=True):
@@ -137,7 +138,7 @@ class TorchSteps:
                 split_batches(local_rows, sizes), sizes, totals, strict=True
             ):
                 self._step_alone(select_readable(rows), size, flags.stop, step_totals)
-        end = torch.cuda.current_stream().record_event() if is_queued else None
+        end = torch.accelerator.current_stream().record_event() if is_queued else None
 
         def wait() -> StepResult:
             if end is not None:
@@ -318,8 +319,7 @@ class TorchSteps:
         seed = mix_seed(self.seed + call, self.updates.steps, self.exchange.group.rank)
         with exclusive_generators():
             torch.default_generator.manual_seed(seed)
-            if self.device.type == "cuda":
-                torch.cuda.manual_seed(seed)
+            devices.seed(self.device, seed)
             if self.code is not None:
                 seed_host_generators(seed)
             yield

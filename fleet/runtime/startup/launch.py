@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from fleet.comm.roles import Roles
 from fleet.domain.events import CacheChosen
 from fleet.domain.network import Code, EpochRecord
+from fleet.errors import UserError
 from fleet.runtime.known_rates import make_engine_rates
 from fleet.runtime.searchers import StartedSearch
 from fleet.runtime.startup.data import Inputs
@@ -22,6 +23,7 @@ from fleet.storage.paths import RunPaths
 from fleet.stream.layout import Layout
 from fleet.stream.order import Order, RingOrder, StrictOrder, parse_path
 from fleet.units import listed
+from launch.gpus import MAKERS
 from preprocess.record_pipeline import AnyPipeline
 from preprocess.sample import InputSpec, SampleSpec
 from scheduler.base import RateTable
@@ -38,6 +40,7 @@ class Ranks:
     Attributes:
         node_of: the node of each rank.
         gpus_per_node: number of visible GPUs of a node; None without GPUs.
+        gpus_of: the same for one maker's GPUs, by their name in ``resources.device``.
         per_core: number of ranks that share a core.
         shared_free: free bytes of shared memory, on the node that has least.
         cores: number of cores of a node that its ranks may use.
@@ -48,6 +51,26 @@ class Ranks:
     per_core: float = 1.0
     shared_free: float = math.inf
     cores: int | None = None
+    gpus_of: Mapping[str, int | None] = field(default_factory=dict)
+
+    def count_gpus(self, device: str) -> int | None:
+        """Return the number of GPUs of a node that a run may use; None without GPUs.
+
+        Args:
+            device: ``resources.device``.
+
+        Raises:
+            UserError: it names GPUs that no rank sees.
+        """
+        if device == "auto":
+            return self.gpus_per_node
+        gpus = self.gpus_of.get(device)
+        if gpus is None and device in MAKERS:
+            raise UserError(
+                f"resources.device: {device}: no rank sees a GPU of {MAKERS[device].name}; "
+                "run fleet doctor, or leave the key out"
+            )
+        return gpus
 
 
 @dataclass(frozen=True)

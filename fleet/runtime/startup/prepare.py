@@ -82,9 +82,8 @@ def prepare(
     sharing.check_spec(full_spec, "--share-run")
     check_fresh(full_spec, request.fresh_network)
     spec = with_epochs_from_rates(full_spec)
-    roles = assign_roles(
-        spec, ranks.node_of, ranks.gpus_per_node, request.replayed is not None, ranks.cores
-    )
+    gpus = ranks.count_gpus(spec.resources.device if spec.engine.uses_gpus else "auto")
+    roles = assign_roles(spec, ranks.node_of, gpus, request.replayed is not None, ranks.cores)
     if request.replayed is None:
         replay: Replay | None = None
         extremes = with_extreme_networks(full_spec)
@@ -188,7 +187,7 @@ def prepare(
         fence,
         () if replay is None else replay.history,
         cache,
-        Machine(hardware(), ranks.per_core),
+        Machine(hardware(spec.resources.device), ranks.per_core),
         extremes,
         past,
         searches,

@@ -13,7 +13,7 @@ from fleet.runtime.session import Session
 from fleet.spec.engines import EngineInfo
 from fleet.storage.checkpoint import read_state
 from fleet.storage.event_log import events_of
-from launch import numa, pinned_memory
+from launch import gpus, pinned_memory
 from tests.fleet.one_process import Launch
 from tests.fleet.runtime.runs import Interruption, prepare, write
 from tests.launch.drivers import Driver
@@ -254,7 +254,7 @@ def test_session_warns_once_without_gpu_driver(launch, monkeypatch, gpus, warned
 def test_session_binds_trainers_and_windows_near_gpus(launch, tmp_path, monkeypatch):
     bound, created = [], []
     monkeypatch.setattr(
-        numa,
+        gpus,
         "SYS",
         machine(
             tmp_path / "sys",

@@ -103,6 +103,7 @@ def test_json_schema_describes_every_key(key):
         "train.precision": ["float32", "mixed_float16", "mixed_bfloat16"],
         "schedule.policy": POLICIES,
         "resources.engine": ["keras", "torch", "numpy", "emulated"],
+        "resources.device": ["auto", "cuda", "rocm", "xpu", "cpu"],
         "resources.exchange": ["auto", "horovod", "mpi", "library"],
         "resources.preprocessors": ["auto"],
         "resources.gpus_per_node": ["auto"],

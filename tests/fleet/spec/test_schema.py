@@ -957,7 +957,13 @@ GOOD = {
         "literal": True,
     },
     "profile": {"batches": 4, "timed": 2, "max_gpus": 2},
-    "resources": {"engine": "keras", "preprocessors": 2, "gpus_per_node": 2, "exchange": "mpi"},
+    "resources": {
+        "engine": "keras",
+        "preprocessors": 2,
+        "gpus_per_node": 2,
+        "device": "cuda",
+        "exchange": "mpi",
+    },
     "checkpoint": {"every": "10min"},
 }
 

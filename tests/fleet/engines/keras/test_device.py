@@ -19,18 +19,29 @@ def setup(index, trainers, **options):
     return EngineContext(SAMPLE, Resources(), index=index, trainers=trainers, **options)
 
 
+class Gpu(str):
+    """A GPU of TensorFlow: ``gpu0``, ``xpu0``, ..."""
+
+    @property
+    def device_type(self):
+        return self[:3].upper()
+
+
 class FakeGpus:
     """GPUs whose configuration by TensorFlow is recorded."""
 
-    def __init__(self, monkeypatch, count):
+    def __init__(self, monkeypatch, count, xpus=0):
         from fleet.engines.keras import engine
 
+        counts = {"GPU": count, "XPU": xpus}
         self.chosen = None
         self.grows = []
         self.limits = []
         config = engine.tf.config
         monkeypatch.setattr(
-            config, "list_physical_devices", lambda kind: [f"gpu{n}" for n in range(count)]
+            config,
+            "list_physical_devices",
+            lambda kind: [Gpu(f"{kind.lower()}{n}") for n in range(counts[kind])],
         )
         monkeypatch.setattr(
             config, "set_visible_devices", lambda devices, kind: setattr(self, "chosen", devices)
@@ -55,7 +66,7 @@ def test_find_gpus_logs_messages_of_the_driver(monkeypatch, capfd, caplog):
     monkeypatch.setattr(devices.tf.config, "list_physical_devices", find)
     assert devices.find_gpus() == []
     assert capfd.readouterr().err == ""
-    assert caplog.messages == ["failed call to cuInit"]
+    assert caplog.messages == ["failed call to cuInit"] * 2  # for NVIDIA's and AMD's, and Intel's
 
 
 @pytest.mark.parametrize(
@@ -92,6 +103,34 @@ def test_configure_device_refuses_more_trainers_than_gpus(monkeypatch):
     FakeGpus(monkeypatch, 2)
     with refused(UserError, "2 visible GPUs", "trainer number 3"):
         configure_device(setup(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "xpus", "chosen"),
+    [
+        ("auto", 2, 2, ["gpu1"]),
+        ("auto", 0, 2, ["xpu1"]),
+        ("xpu", 2, 2, ["xpu1"]),
+        ("rocm", 2, 2, ["gpu1"]),
+        ("cpu", 2, 2, []),
+    ],
+)
+def test_configure_device_follows_the_named_device(monkeypatch, device, gpus, xpus, chosen):
+    from fleet.engines.keras.engine import configure_device
+
+    fake = FakeGpus(monkeypatch, gpus, xpus)
+    configure_device(
+        EngineContext(SAMPLE, Resources(device=device), index=1, trainers=2, deterministic=False)
+    )
+    assert fake.chosen == chosen
+
+
+def test_configure_device_refuses_a_missing_device(monkeypatch):
+    from fleet.engines.keras.engine import configure_device
+
+    FakeGpus(monkeypatch, 2)
+    with refused(UserError, "resources.device: xpu: TensorFlow", "sees no GPU"):
+        configure_device(EngineContext(SAMPLE, Resources(device="xpu"), index=0, trainers=1))
 
 
 def test_configure_device_shares_cores_without_gpus(monkeypatch):

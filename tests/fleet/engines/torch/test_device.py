@@ -1,5 +1,7 @@
 """A trainer uses one GPU, or a share of the cores."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +10,7 @@ from fleet.engines.base import EngineContext, Slot
 from fleet.errors import UserError
 from fleet.spec import Resources
 from preprocess.sample import ArraySpec, SampleSpec
+from tests.places import ROOT
 from tests.refusals import refused
 
 pytestmark = pytest.mark.torch
@@ -15,8 +18,9 @@ pytestmark = pytest.mark.torch
 SAMPLE = SampleSpec(ArraySpec((1, 1, 1), "uint8"), 3)
 
 
-def setup(index, trainers, **options):
-    return EngineContext(SAMPLE, Resources(), index=index, trainers=trainers, **options)
+def setup(index, trainers, resources=None, **options):
+    resources = resources or Resources()
+    return EngineContext(SAMPLE, resources, index=index, trainers=trainers, **options)
 
 
 @pytest.fixture
@@ -24,9 +28,11 @@ def visible(monkeypatch):
     """Return a function that simulates GPUs of 80 GB and records the calls of PyTorch."""
     import torch
 
-    def simulate(count):
+    def simulate(count, kind="cuda"):
         calls = SimpleNamespace(devices=[], shares=[], threads=[])
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        device = torch.device(kind) if count else None
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
         monkeypatch.setattr(
             torch.cuda, "set_device", lambda device: calls.devices.append(str(device))
         )
@@ -85,6 +91,89 @@ def test_configure_device_refuses_more_trainers_than_gpus(visible):
     visible(2)
     with refused(UserError, "2 visible GPUs", "trainer number 3"):
         configure_device(setup(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "hip", "chosen"),
+    [
+        ("auto", "cuda", None, "cuda:1"),
+        ("cuda", "cuda", None, "cuda:1"),
+        ("rocm", "cuda", "6.4", "cuda:1"),  # PyTorch's name of AMD's GPUs, too
+        ("cpu", "cuda", None, "cpu"),
+    ],
+)
+def test_configure_device_follows_the_named_device(visible, monkeypatch, device, kind, hip, chosen):
+    import torch
+
+    from fleet.engines.torch.engine import configure_device
+
+    visible(2, kind)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert str(configure_device(setup(1, 2, resources=Resources(device=device)))) == chosen
+
+
+@pytest.mark.parametrize(
+    ("device", "sees"), [("rocm", "cuda"), ("xpu", "cuda"), ("cuda", "no GPU")]
+)
+def test_configure_device_refuses_a_missing_device(visible, device, sees):
+    from fleet.engines.torch.engine import configure_device
+
+    visible(2 if sees == "cuda" else 0)
+    with refused(UserError, f"resources.device: {device}", f"it sees {sees}"):
+        configure_device(setup(0, 1, resources=Resources(device=device)))
+
+
+FAKE = """
+import torch
+from torch.utils import backend_registration as registration
+
+from fleet.engines.torch import devices
+from fleet.engines.torch.exchange import exchange_name
+
+calls = []
+
+
+class Backend(registration._DummyBackendModule):
+    def device_count(self):
+        return 2
+
+    def set_device(self, device):
+        calls.append(str(device))
+
+    def manual_seed(self, seed):
+        calls.append(seed)
+
+    def empty_cache(self):
+        calls.append("empty")
+
+
+registration._setup_privateuseone_for_python_backend("fake", Backend())
+kind, count = devices.find_accelerator("auto")
+assert (kind.type, count) == ("fake", 2)
+assert devices.find_accelerator("cpu") == (None, 0)
+device = torch.device("fake", 1)
+devices.use(device, memory_mib=100)  # it has no limit
+devices.seed(device, 3)
+devices.release_memory(device)
+devices.seed(torch.device("cpu"), 3)
+assert calls == ["fake:1", 3, "empty"]
+assert exchange_name("auto", device) == "mpi"
+"""
+
+
+def test_a_backend_of_others_is_used_as_an_accelerator():
+    subprocess.run([sys.executable, "-c", FAKE], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("cuda", "library"), ("xpu", "library"), ("cpu", "mpi")]
+)
+def test_exchange_name_is_chosen_by_device(kind, name):
+    import torch
+
+    from fleet.engines.torch.exchange import exchange_name
+
+    assert exchange_name("auto", torch.device(kind)) == name
 
 
 def test_configure_device_shares_cores_without_gpus(visible, monkeypatch):
