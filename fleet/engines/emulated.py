@@ -47,11 +47,10 @@ class EmulatedEngine:
         self._networks = {network.name: network for network in setup.rates.models}
 
     def build(self, network: NetworkSpec, group: Group) -> EmulatedNetwork:  # noqa: D102 - see Engine
-        rates = (
-            self._networks.get(network.name)
-            or self._networks[network.name.removesuffix(f"-{network.number}")]
-        )
-        return EmulatedNetwork(network, group, rates, self._setup)
+        # A network that was added later has the rates of its trial's entry.
+        names = (network.name, network.stem, network.stem.removesuffix(f"-{network.number}"))
+        name = next(name for name in names if name in self._networks)
+        return EmulatedNetwork(network, group, self._networks[name], self._setup)
 
 
 class EmulatedNetwork:

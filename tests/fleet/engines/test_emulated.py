@@ -1,5 +1,6 @@
 """Emulated networks take the time of training without computing anything."""
 
+import dataclasses
 import time
 
 import numpy as np
@@ -168,3 +169,13 @@ def test_scale_learning_rate_scales_the_reported_rate():
     before = trainable.learning_rate()
     trainable.scale_learning_rate(2.0)
     assert trainable.learning_rate() == 2 * before
+
+
+def test_repeat_of_a_trial_has_the_rates_of_its_entry():
+    engine = EmulatedEngine(
+        EngineContext(SAMPLE, Resources(), RateTable(6, 4, (Network("s", (10.0,)),)))
+    )
+    added = dataclasses.replace(network("s-3-repeat1"), number=3, repeat=1)
+    group = Group()
+    step(engine.build(added, group))
+    assert group.sleeps == pytest.approx([0.6])
