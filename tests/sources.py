@@ -32,6 +32,7 @@ class Numbered(RandomAccess):
         self._images[np.arange(count), 1 + self.labels] += 100  # a row for each class
         self._images[:, 0, 0, 0], self._images[:, 0, 1, 0] = np.divmod(np.arange(count), 256)
         self._before = before
+        self.word = f"sample of {count}, seed {seed},"
 
     def read(self, index):
         if self._before is not None:

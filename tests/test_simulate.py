@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.simulate import cases, scenarios
+
 FOUND = Path(__file__).parent / "simulate" / "found"
 
 
@@ -38,3 +40,9 @@ def test_seed_replays_the_same_history_in_any_folder():
 def test_cases_that_failed_once_pass():
     cases = sorted(FOUND.glob("*.json"))
     simulate("--seeds", "0:2", *(f"--case={case}" for case in cases))
+
+
+def test_every_scenario_makes_a_case_that_fleet_accepts():
+    for name in scenarios.SCENARIOS:
+        case = cases.make_case(0)
+        assert scenarios.named(name, 0, case) is not case, name

@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.simulate.disk import Faults
 from tests.simulate.features import with_features
+from tests.simulate.scenarios import with_scenarios
 
 # Kinds of faults that happen at a moment -> what happens.
 EVENTS = {
@@ -35,7 +36,23 @@ EVENTS = {
     "second launch": "the same command is given on another node",
     "commands": "somebody adds, clones, stops, pauses, resumes or skips networks, or frees nodes",
     "die in phase": "a rank of a group dies in one of the phases of the group",
+    "die in message": "a rank dies right after one of its next messages",
+    "crash storage in write": "as crash storage, before one of the next writes of a rank",
+    "damage": "a checkpoint is damaged or deleted before a launch",
+    "edit code": "a file of a model function is edited before a launch, and restored after it",
+    "give verdict": "somebody stops, pauses or resumes a network",
+    "lazy policy": "a policy of the user lets nothing run",
 }
+# Kinds that only scenarios have (tests/simulate/scenarios.py).
+_OF_SCENARIOS = (
+    "die in phase",
+    "die in message",
+    "crash storage in write",
+    "damage",
+    "edit code",
+    "give verdict",
+    "lazy policy",
+)
 # Kinds of faults that last -> what they do.
 CONDITIONS = {
     "slow ranks": "some ranks need longer for everything",
@@ -199,7 +216,8 @@ def _merged(plain: dict[str, Any], different: dict[str, Any]) -> dict[str, Any]:
 def make_case(seed: int) -> Case:
     """Return the case of a seed."""
     draw = random.Random(f"case {seed}")
-    kinds = tuple(kind for kind in KINDS if kind != "die in phase" and draw.random() < 0.2)
+    drawn = [kind for kind in KINDS if kind not in _OF_SCENARIOS]
+    kinds = tuple(kind for kind in drawn if draw.random() < 0.2)
     if draw.random() < 0.15:
         kinds = ()
     nodes = draw.choice((1, 1, 1, 2, 3))
@@ -225,7 +243,7 @@ def make_case(seed: int) -> Case:
         disk=_disk(draw, kinds),
     )
     content = with_features(seed, content, case.side_by_side > 1)
-    return _with_deaths(replace(case, content=content))
+    return with_scenarios(_with_deaths(replace(case, content=content)))
 
 
 # Numbers of the phases in which ranks die: training, pausing, paused, waiting, stopping, failed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,13 @@ def start(kernel: k.Kernel, node: k.Node, folder: Path, event: Event, observer: 
     """Let somebody on a node give the command that an event chooses."""
     person = _Person(folder, event, observer)
     kernel.start_process(node, f"command {event.kind}", {}, person.main)
+
+
+def start_verdict(
+    kernel: k.Kernel, node: k.Node, folder: Path, event: Event, observer: Observer
+) -> None:
+    """Let somebody on a node stop, pause or resume a network, or all of it one after the other."""
+    kernel.start_process(node, "verdict", {}, _Person(folder, event, observer).give_verdicts)
 
 
 class _Person:
@@ -108,6 +116,14 @@ class _Person:
         self._send("pause", network)
         k.KERNEL.sleep(self._event.target / 500, "a while")
         self._send("resume", network)
+
+    def give_verdicts(self) -> int:
+        """Give one or several commands to a network, which may have ended."""
+        network = self._network()
+        for do in ("stop", "pause", "resume")[int(3 * self._event.amount) :]:
+            with suppress(UserError, StorageError, OSError):
+                self._send(do, network)
+        return 0
 
     def _skip(self) -> None:
         """Exclude a network from later launches, and include it again."""

@@ -23,6 +23,7 @@ from tests.simulate import rewriting
 from tests.simulate.cases import make_case
 from tests.simulate.command import SHARED_MEMORY, install, say, seeds_of
 from tests.simulate.hashes import fix_hashes
+from tests.simulate.scenarios import seeds_of_each
 
 _NAME = "_REACHED"  # a global name of each changed module
 _NOT_COUNTED = (ast.Global, ast.Nonlocal, ast.Pass)
@@ -275,6 +276,9 @@ def main() -> int:
     """Run seeds and print what they reach."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulate.coverage")
     parser.add_argument("--seeds", default="0:100", metavar="A:B", help="seeds A to B - 1, or one")
+    parser.add_argument(
+        "--scenarios", type=int, metavar="N", help="instead, the first N seeds of each scenario"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what each seed reaches")
     parser.add_argument(
         "--read", type=Path, action="append", metavar="FILE", help="such a file, instead of seeds"
@@ -289,7 +293,10 @@ def main() -> int:
         coverage = Coverage.read(arguments.read)
     else:
         root = SHARED_MEMORY / f"fleet-simulate-{arguments.job:03d}"
-        for coverage in measure(seeds_of(arguments.seeds), root):
+        seeds: Iterable[int] = seeds_of(arguments.seeds)
+        if arguments.scenarios is not None:
+            seeds = seeds_of_each(arguments.scenarios)
+        for coverage in measure(seeds, root):
             if arguments.json:
                 arguments.json.write_text(json.dumps(coverage.to_json()))
     if arguments.missing:

@@ -39,6 +39,7 @@ class DurabilityOracle:
         self._on_screen: dict[str, int] = {}  # network -> epochs
         self._outdated: dict[int, int] = {}  # launch -> length of its output that no longer counts
         self._finished: set[str] = set()
+        self._damaged: set[str] = set()  # networks whose screens no longer count
         self._last_epochs: dict[str, int] = {}  # stopped network -> its last epoch
 
     # ---- what is acknowledged ----
@@ -70,6 +71,13 @@ class DurabilityOracle:
         for launch in launches:
             self._outdated[launch.number] = len("".join(launch.ranks[0].output))
 
+    def damaged(self, name: str, remaining: tuple[int, int]) -> None:
+        """Allow that a network loses what its newest checkpoint had."""
+        self._saved[name] = remaining
+        self._on_screen.pop(name, None)
+        self._finished.discard(name)
+        self._damaged.add(name)
+
     # ---- checks ----
 
     def check(self, launches: Sequence[Launch], ended: Sequence[Launch]) -> None:
@@ -82,6 +90,8 @@ class DurabilityOracle:
         for launch in launches:
             text = "".join(launch.ranks[0].output)[self._outdated.get(launch.number, 0) :]
             for name, epoch in _EPOCH.findall(text):
+                if name in self._damaged:
+                    continue
                 epochs = int(epoch) - (launch.status not in ORDERLY)
                 self._on_screen[name] = max(self._on_screen.get(name, 0), epochs)
         # Another one may have ended while it took over.

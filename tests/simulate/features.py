@@ -23,10 +23,38 @@ FAILING = (
     "tests.sources:interrupts",
     "tests.sources:too_large",
     "tests.sources:hangs",
+    "tests.simulate.models:deadly",
+    "tests.simulate.models:uninterruptible",
+    "tests.simulate.models:flawed",
+    "tests.simulate.models:unexpected",
 )
 SHARED = "SHARED-FOLDER"  # stands for the folder of the spec
-# Files beside the spec.
+# Files beside the spec: text, or JSON.
 FILES: Content = {
+    "mine/__init__.py": "",
+    "mine/models.py": (
+        "from .layers import weights\n\n\n"
+        "def network(input_shape, classes):\n    return weights(input_shape, classes)\n"
+    ),
+    "mine/layers.py": "from tests.sources import zeros as weights  # noqa: F401\n",
+    "simulated_helper.py": "SCALE = 1\n",
+    "rates_of_batches.json": {
+        "samples_per_epoch": 40,
+        "gpus_per_node": 2,
+        "models": [
+            {
+                "name": name,
+                "rates": [400.0, 700.0],
+                "params_mb": 1.0,
+                "step_s": [{"batch": 2, "seconds": 0.009}, {"batch": 8, "seconds": 0.012}],
+            }
+            for name in ("n0", "n1")
+        ],
+        "comm_s": [
+            {"params_mb": 1.0, "gpus": 2, "seconds": 0.001},
+            {"params_mb": 8.0, "gpus": 2, "seconds": 0.002},
+        ],
+    },
     "rates.json": {
         "samples_per_epoch": 40,
         "gpus_per_node": 4,
@@ -70,16 +98,20 @@ def with_features(seed: int, content: Content, shares_run: bool) -> Content:
     for feature in chosen:
         changed = copy.deepcopy(content)
         feature(draw, changed)
-        if _is_valid(changed, shares_run):
+        if is_valid(changed, shares_run):
             content = changed
     return content
 
 
-def _is_valid(content: Content, shares_run: bool) -> bool:
+def is_valid(content: Content, shares_run: bool) -> bool:
+    """Return True if FLEET accepts a spec."""
     from fleet.errors import UserError
     from fleet.runtime.run_sharing import find_run_sharing
     from fleet.spec import parse
 
+    names = {"grid", "count"}  # of which the file of rates knows nothing
+    if "rates" in content["schedule"] and any(names & model.keys() for model in content["models"]):
+        return False
     # The file of rates does not exist yet.
     schedule = {key: value for key, value in content["schedule"].items() if key != "rates"}
     content = {**content, "schedule": schedule}
@@ -87,10 +119,18 @@ def _is_valid(content: Content, shares_run: bool) -> bool:
     if has_none and schedule["policy"] != "baseline":
         return False
     if content["resources"]["engine"] == "emulated":
-        names = {"grid", "count", "repeats"}  # of which the file of rates knows nothing
+        names = {"grid", "count", "repeats"}  # likewise
         if any(names & model.keys() for model in content["models"]):
             return False
         content = {**content, "resources": {**content["resources"], "engine": "numpy"}}
+    # A module beside the spec is not there yet.
+    models = [
+        {**model, "build": "tests.sources:zeros"}
+        if str(model.get("build")).startswith("mine.")
+        else model
+        for model in content["models"]
+    ]
+    content = {**content, "models": models}
     try:
         find_run_sharing(shares_run).check_spec(parse(content), "--share-run")
     except UserError:
@@ -98,6 +138,12 @@ def _is_valid(content: Content, shares_run: bool) -> bool:
     return True
 
 
+# sources of numbered samples
+_NUMBERED = (
+    "tests.sources:numbered",
+    "tests.simulate.sources:flaky",
+    "tests.simulate.sources:heavy",
+)
 DEATH = re.compile("died|unresponsive|killed|gave up")  # reasons of networks that kill ranks
 
 
@@ -105,7 +151,7 @@ def has_plain_data(content: Content) -> bool:
     """Return True if networks see all samples of the source, with readable numbers in pixels."""
     data = content["data"]
     return (
-        data["source"] in ("tests.sources:numbered", "tests.simulate.sources:flaky")
+        data["source"] in _NUMBERED
         and content["resources"]["engine"] == "numpy"
         and data["transforms"][-1] == {"scale": {"mean": 0.5, "std": 0.5}}
         and not {"folds", "test", "augment_on"} & data.keys()

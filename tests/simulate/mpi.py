@@ -12,7 +12,7 @@ from __future__ import annotations
 import pickle
 import sys
 import types
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +49,7 @@ class Job:
         is_fault_tolerant: whether a launch survives a death.
         abort: ends the launch with a status.
         has_deaths: whether a rank has ended; only then dead ones are sought.
+        open_groups: number of communicators of groups that a process has not freed.
     """
 
     kernel: k.Kernel
@@ -61,6 +62,7 @@ class Job:
     communicators: dict[Any, _Shared] = field(default_factory=dict)
     world: _Shared | None = None
     has_deaths: bool = False
+    open_groups: Counter[k.Process] = field(default_factory=Counter)  # not yet freed
 
     def latency(self) -> float:
         """Return the duration of a message."""
@@ -168,8 +170,9 @@ def _kernel() -> k.Kernel:
 class Intracomm:
     """A communicator, as one of its ranks sees it."""
 
-    def __init__(self, shared: _Shared, rank: int) -> None:
+    def __init__(self, shared: _Shared, rank: int, is_of_group: bool = False) -> None:
         self._shared = shared
+        self._is_of_group = is_of_group
         self._job = shared.job
         self._process = shared.members[rank]
         self.rank = rank
@@ -227,6 +230,7 @@ class Intracomm:
         envelope = _Envelope(self.rank, tag, content, visible_s, read)
         self._shared.boxes[dest][tag].append(envelope)
         kernel.progress()
+        kernel.reach("send")
         done_s = kernel.now if kernel.random.random() < 0.5 else None
         if read is not None and done_s is not None:  # buffered
             envelope.content = read()
@@ -431,7 +435,9 @@ class Intracomm:
         return _meet(process.mpi, word, group, process)
 
     def Free(self) -> None:
-        """Do nothing."""
+        if self._is_of_group:
+            self._job.open_groups[self._process] -= 1
+            self._is_of_group = False
 
     def Abort(self, status: int) -> None:
         self._job.abort(status)
@@ -453,7 +459,8 @@ def _meet(job: Job, key: Any, group: Group, process: k.Process) -> Intracomm:
     kernel.reach("arrived")
     while len(arrived) < len(members):
         kernel.sleep(kernel.random.uniform(1e-4, 5e-3), "the others, to make a group")
-    return Intracomm(shared, members.index(process))
+    job.open_groups[process] += 1
+    return Intracomm(shared, members.index(process), is_of_group=True)
 
 
 def _sum(collective: _Collective) -> np.ndarray:

@@ -27,13 +27,16 @@ from tests.simulate import mpi
 from tests.simulate.cases import Case
 from tests.simulate.cluster import Cluster, Launch
 from tests.simulate.durability_oracle import ORDERLY, DurabilityOracle
+from tests.simulate.economy_oracle import EconomyOracle
 from tests.simulate.features import DEATH, FAILING, has_plain_data
 from tests.simulate.lease_oracle import LeaseOracle
 from tests.simulate.log_oracle import LogOracle
 from tests.simulate.lone_training import LoneTraining, last_epoch, train_alone
+from tests.simulate.rates_oracle import RatesOracle
 from tests.simulate.resource_oracle import ResourceOracle
 from tests.simulate.results_oracle import check_files, check_means, check_order, check_row
 from tests.simulate.table_oracle import TableOracle
+from tests.simulate.time_oracle import TimeOracle
 from tests.simulate.training_oracle import TrainingOracle
 from tests.simulate.witness import Witness
 
@@ -46,6 +49,7 @@ _ALLOWED = (f"{mpi.__name__}.{mpi.Exception.__name__}", "OSError: [Errno ")
 # Kinds of faults that do not delay the end of a launch.
 _NO_DELAYS = {"signal", "walltime", "clocks", "late messages"}
 _STOPS_WITHIN_S = 8.0
+_HANGING = {"tests.sources:hangs", "tests.simulate.models:uninterruptible"}
 
 
 class Failure(Exception):
@@ -76,8 +80,9 @@ class Observer(Witness):
         self.epochs = 0  # of all networks, once all is done
         self.may_replay: list[str] = []
         self._leftovers = set[str]()
+        self._stopped = set[str]()  # networks that somebody has stopped or paused
         self._objections: list[str] = []
-        object_to = self._objections.append
+        object_to = self.object_to = self._objections.append
         is_plain = has_plain_data(case.content)
         samples = int(case.content["data"]["path"]) if is_plain else None
         self._training = TrainingOracle(samples, object_to)
@@ -86,6 +91,15 @@ class Observer(Witness):
         self._durability = DurabilityOracle(self.paths, object_to)
         self._resources = ResourceOracle(disk, object_to)
         self._tables = TableOracle(self.paths, is_plain, object_to)
+        self._times = TimeOracle(case, kernel, object_to)
+        self._economy = EconomyOracle(case, self.paths, object_to)
+        self._rates = RatesOracle(
+            case.content,
+            disk.shared / "cache" / "fleet" / "rates.json",
+            self.paths.profile,
+            case.side_by_side == 1 and disk.faults == d.Faults(),
+            object_to,
+        )
         kernel.witness = self
         disk.watch = self._did
         disk.on_crash = lambda: self._logs.check(has_crashed=True)
@@ -94,12 +108,19 @@ class Observer(Witness):
 
     def begins_part(self, process: k.Process, training: Any, state: Any) -> None:
         self._training.begin(process, training, state)
-        self._durability.begins_part(training.network.name)
+        name = training.network.name
+        self._durability.begins_part(name)
         self._resources.begins_part(process, training.trainable)
+        self._economy.begins_part(process, name)
+        if training.group.is_master:
+            self._times.begins_part(process, name)
 
     def steps(self, process: k.Process, trainable: Any, inputs: Any, size: int) -> None:
         self._training.step(process, trainable, inputs, size)
         self._resources.count(process)
+        if hasattr(trainable, "simulated"):
+            part, _ = trainable.simulated
+            self._times.steps(process, part.network, trainable._group.is_master)
 
     def reaches(self, process: k.Process, training: Any, state: Any) -> None:
         self._training.reached(process, training, state)
@@ -113,10 +134,38 @@ class Observer(Witness):
     def saved(self, process: k.Process, name: str, state: Any) -> None:
         if self._leases.holds(process, name):
             self._durability.saved(name, state)
+        self._times.saved(process, name)
+        self._economy.saved(process, name, state)
+
+    def saves(self, process: k.Process, name: str, state: Any) -> None:
+        self._economy.saves(process, name, state)
+
+    def reads_arrays(self, process: k.Process, path: Path) -> None:
+        self._economy.reads_arrays(process, path)
+
+    def reads_sample(self, process: k.Process, source: str, index: int) -> None:
+        self._economy.reads_sample(process, source, index)
+
+    def observed_rate(self, process: k.Process, name: str, gpus: int, observed: Any) -> None:
+        self._rates.observed(process, name, gpus, observed)
+
+    def planned(self, process: k.Process, rates: Mapping[str, Any]) -> None:
+        self._rates.planned(process, rates)
+
+    def limited(self, table: Any, limited: Any) -> None:
+        self._rates.limited(table, limited)
+
+    def throughput(self, process: k.Process, rank: int, samples_per_s: float) -> None:
+        self._economy.throughput(process, rank, samples_per_s)
 
     def begins_line(self, process: k.Process, path: Path, record: Any) -> Any:
         self._resources.count(process)
         self._durability.logged(record, self._training.epochs)
+        self._rates.logged(process, record)
+        self._times.logged(process, record)
+        self._economy.logged(process, record)
+        if record["event"] == ev.CommandReceived.word and record["do"] in ("stop", "pause"):
+            self._stopped.update(record["networks"])
         if record["event"] in _FAILURES:
             self._training.failed.add(record["network"])
         return self._logs.begins_line(process, path, record)
@@ -129,6 +178,7 @@ class Observer(Witness):
 
     def decided(self, process: k.Process, path: Path, statuses: Mapping[str, Any]) -> None:
         self._logs.decided(process, path, statuses)
+        self._rates.decided(process)
 
     # ---- during a launch ----
 
@@ -139,18 +189,33 @@ class Observer(Witness):
             shares_run: whether it shares the run with others.
         """
         self._resources.begin(launch)
+        self._times.begin(launch)
+        self._economy.begin(launch)
         if shares_run:
             self._leases.sharing.add(str(launch.number))
 
     def _did(self, call: str, path: str, data: bytes) -> None:
         self._leases.did(call, path, data)
         self._resources.did(call, path)
+        self._economy.did(self.kernel.process, call, path)
 
     def storage_crashed(self) -> None:
         """Allow that files are lost that were not synced."""
         self._training.storage_crashed()
         self._leases.storage_crashed()
         self._durability.storage_crashed(self.cluster.launches)
+        self._rates.storage_crashed()
+        self._economy.storage_crashed()
+
+    def damaged(self, name: str, remaining: tuple[int, int]) -> None:
+        """Allow that a network loses what its newest checkpoint had.
+
+        Args:
+            remaining: epochs and position of the next one.
+        """
+        self._training.damaged(name)
+        self._durability.damaged(name, remaining)
+        self._economy.damaged(name)
 
     def answered(self, content: dict[str, Any], answer: dict[str, Any] | None) -> None:
         """Record the answer to a command; None if there was none in time."""
@@ -174,6 +239,8 @@ class Observer(Witness):
             if len(new) == 1:
                 self._tables.check(rows)
                 self._tables.check_output(new[0], rows)
+                self._economy.ended(rows.values())
+                self._rates.check(new[0].ranks[0].label)
         for launched in new:
             self._check_output(launched)
         for task, error in self.kernel.unhandled:
@@ -187,7 +254,7 @@ class Observer(Witness):
     def _check_ends(self, launches: list[Launch]) -> None:
         """Check that launches stop soon after a signal if nothing else happens to them."""
         functions = {model.get("build") for model in self.case.content["models"]}
-        if not set(self.case.kinds) <= _NO_DELAYS or "tests.sources:hangs" in functions:
+        if not set(self.case.kinds) <= _NO_DELAYS or functions & _HANGING:
             return
         for launched in launches:
             seconds = launched.ended_s - launched.interrupted_s
@@ -240,7 +307,7 @@ class Observer(Witness):
         networks = prepared.spec.by_name
         if set(rows) != set(networks):
             raise Failure(f"results have {sorted(rows)} instead of {sorted(networks)}")
-        stopped = set()
+        stopped = set(self._stopped)
         for content, answer in self.commands:
             if answer is None or "error" in answer:
                 continue
@@ -357,6 +424,15 @@ class Observer(Witness):
         difference = _DIFFERENCE.search(output)
         if launch.status or difference is None or float(difference[1]) > 1e-9:
             raise Failure(f"the replay of {name} returned {launch.status}: {output[-2000:]}")
+        replay = RunPaths(self.paths.replay(name))
+        trainers = max(event.trainers for event in events_of(replay.events, ev.LaunchStarted))
+        sizes, again = (
+            {record.gpus for record in find_newest(paths, name, with_arrays=False).history}
+            for paths in (self.paths, replay)
+        )
+        shares = "networks_per_gpu" in self.case.content["resources"]
+        if len(sizes) == 1 and max(sizes) <= trainers and again != sizes and not shares:
+            raise Failure(f"{name} was trained on {sizes} GPUs, and again on {again}")
 
     def _check_log(self, epochs: dict[str, int]) -> None:
         logged = Counter(

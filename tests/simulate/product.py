@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tests.simulate import kernel as k
@@ -27,6 +28,22 @@ def _end_with_parent(number: int = 9) -> None:
         kernel.process.parent_death_signal = number
 
 
+@contextmanager
+def _kill_after(seconds: float) -> Iterator[None]:
+    """Kill this process unless the block ends in time."""
+    kernel = k.active()
+    is_over = kernel is None
+    if kernel is not None:
+        process = kernel.process
+        kernel.call_at(
+            kernel.now + seconds, lambda: None if is_over else kernel.send_signal(process, 9)
+        )
+    try:
+        yield
+    finally:
+        is_over = True
+
+
 def install() -> None:
     """Replace functions, before the modules that import them are imported."""
     from launch import memory, processes, stale_files
@@ -44,7 +61,7 @@ def install() -> None:
     from fleet.runtime.training import building
     from fleet.storage import lease
 
-    building.kill_after = lambda seconds: nullcontext()
+    building.kill_after = _kill_after
     lease._text = _boot
     lease._namespace = lambda: "pid:[1]"
     lease.started = _started

@@ -21,7 +21,7 @@ MOST_THREADS = 12
 MOST_NETWORKS = 4
 # A rank keeps these until it exits: the pipe of signals, its log, and shared memory.
 _UNTIL_EXIT = re.compile(
-    r"pipe:.*|.*/logs/(.*/)?rank-\d+\.log|.*/dev/shm/fleet-[^/]*( \(deleted\))?"
+    r"pipe:.*|.*/logs/(.*/)?rank-\d+\.log|.*/dev/shm/fleet-(?!\d+-sum-)[^/]*( \(deleted\))?"
 )
 # A searcher of the user may hang.
 _THREADS_UNTIL_EXIT = {"main", "signals", "searcher"}

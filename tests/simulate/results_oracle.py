@@ -60,6 +60,9 @@ def check_row(
     for value, alone in zip((row.test_loss, row.test_accuracy), lone.tests[epoch - 1], strict=True):
         if not _is_close(value, alone):
             yield f"the test data gave {value} in the results; alone: {alone}"
+    extra = {name for name in row.metrics if name.removeprefix("test_") in SCORES}
+    if extra:
+        yield f"the results have {extra} twice"
     outputs = lone.outputs[epoch - 1]
     if saved.exists() and outputs is not None:
         with np.load(saved) as file:

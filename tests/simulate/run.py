@@ -18,7 +18,7 @@ import fleet.run
 from fleet.comm import group as comm_group
 from fleet.control.group import Phase, TrainingGroup
 from fleet.errors import ExitStatus
-from tests.simulate import commands, features
+from tests.simulate import changes, commands, features
 from tests.simulate import disk as d
 from tests.simulate import kernel as k
 from tests.simulate.cases import Case, Event
@@ -124,7 +124,9 @@ class _Run:
         spec = yaml.safe_dump({**case.content, "output": str(self.folder)})
         self.spec.write_text(spec.replace(features.SHARED, str(disk.shared)))
         for name, content in features.FILES.items():
-            (disk.shared / name).write_text(json.dumps(content))
+            (disk.shared / name).parent.mkdir(exist_ok=True)
+            text = content if isinstance(content, str) else json.dumps(content)
+            (disk.shared / name).write_text(text)
         self.observer = Observer(case, kernel, disk, self.cluster, self.folder, self.spec)
 
     def all(self, until_s: float | None) -> None:
@@ -204,6 +206,7 @@ class _Run:
                 options = ["--walltime", f"{0.01 + longest_s * event.amount:.3f}s"]
         began_s = kernel.now
         self.disk.faults.until_s = began_s + 60.0
+        restore = [changes.before_launch(self, event) for event in events]
         if case.side_by_side > 1:
             options += ["--share-run", "--idle-timeout", "90s"]
         launches = [
@@ -228,6 +231,8 @@ class _Run:
             began_s + _LONGEST_S,
             _MOST_STEPS,
         )
+        for function in restore:
+            function(launches)
         return launches
 
     def _start(self, nodes: list[k.Node], options: list[str]) -> Launch:
@@ -323,6 +328,18 @@ class _Run:
         self.disk.crash_storage()
         self.observer.storage_crashed()
 
+    def _die_in_message(self, event: Event, launch: Launch, rank: int) -> None:
+        calls = 1 + int(30 * event.amount**2)
+        launch.ranks[rank].doom = k.Doom(
+            "send", calls, lambda: self.cluster.kill_rank(launch, rank)
+        )
+
+    def _crash_storage_in_write(self, event: Event, launch: Launch, rank: int) -> None:
+        calls = 1 + int(80 * event.amount**2)
+        launch.ranks[rank].doom = k.Doom(
+            "write", calls, lambda: self._crash_storage(event, launch, rank)
+        )
+
     def _freeze(self, event: Event, launch: Launch, rank: int) -> None:
         seconds = (0.1, 2.0, 90.0)[event.target % 3] * event.amount
         launch.ranks[rank].frozen_until = self.kernel.now + seconds
@@ -348,6 +365,10 @@ class _Run:
         """Give a command on another node, and wait for the answer there."""
         commands.start(self.kernel, self.cluster.nodes[-1], self.folder, event, self.observer)
 
+    def _give_verdict(self, event: Event, launch: Launch, rank: int) -> None:
+        node = self.cluster.nodes[-1]
+        commands.start_verdict(self.kernel, node, self.folder, event, self.observer)
+
     @property
     def _faults(self) -> dict[str, Callable[[Event, Launch, int], None]]:
         return {
@@ -367,6 +388,12 @@ class _Run:
             "clock jump": self._jump,
             "second launch": self._second_launch,
             "commands": self._give_command,
+            "die in message": self._die_in_message,
+            "crash storage in write": self._crash_storage_in_write,
+            "damage": lambda event, launch, rank: None,  # before the launch
+            "edit code": lambda event, launch, rank: None,
+            "give verdict": self._give_verdict,
+            "lazy policy": lambda event, launch, rank: None,
         }
 
     def output(self) -> str:

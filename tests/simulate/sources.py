@@ -32,3 +32,17 @@ class _Flaky:
 def flaky(path: str) -> Any:
     """Open the samples of ``tests.sources:numbered``, with errors that pass."""
     return Numbered(int(path), seed=1, before=_Flaky()), Numbered(20, seed=2)
+
+
+class _Heavy:
+    """Takes some milliseconds for each sample."""
+
+    def __call__(self, index: int) -> None:
+        kernel = k.active()
+        if kernel is not None and kernel.process.label != "observer":
+            kernel.sleep(kernel.random.uniform(1e-3, 3e-3), "a heavy sample")
+
+
+def heavy(path: str) -> Any:
+    """Open the samples of ``tests.sources:numbered``, which take a while."""
+    return Numbered(int(path), seed=1, before=_Heavy()), Numbered(20, seed=2)

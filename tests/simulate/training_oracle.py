@@ -68,6 +68,10 @@ class TrainingOracle:
         """Allow that what was trained is trained again."""
         self._progress.clear()
 
+    def damaged(self, name: str) -> None:
+        """Allow that a network is trained again."""
+        self._progress.pop(name, None)
+
     def epochs(self, name: str) -> int:
         """Return the newest epoch of a network that a group has ended."""
         return max((epoch for trained, epoch in self._ended if trained == name), default=0)

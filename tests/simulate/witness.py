@@ -27,6 +27,27 @@ class Witness:
     def saved(self, process: k.Process, name: str, state: Any) -> None:
         """A rank has written a checkpoint, and what belongs to it, to the disk."""
 
+    def saves(self, process: k.Process, name: str, state: Any) -> None:
+        """A rank writes a checkpoint."""
+
+    def reads_arrays(self, process: k.Process, path: Path) -> None:
+        """A process reads the weights in a checkpoint."""
+
+    def reads_sample(self, process: k.Process, source: str, index: int) -> None:
+        """A process reads a sample of :class:`tests.sources.Numbered`."""
+
+    def observed_rate(self, process: k.Process, name: str, gpus: int, observed: Any) -> None:
+        """A coordinator receives the rate of a group."""
+
+    def planned(self, process: k.Process, rates: Mapping[str, Any]) -> None:
+        """A coordinator has planned with these learned rates."""
+
+    def limited(self, table: Any, limited: Any) -> None:
+        """A coordinator has limited a table of rates by the input."""
+
+    def throughput(self, process: k.Process, rank: int, samples_per_s: float) -> None:
+        """A coordinator receives the rate of a preprocessor."""
+
     def begins_line(self, process: k.Process, path: Path, record: Any) -> Any:
         """Rank 0 writes a line of an event log; returns what :meth:`ends_line` is given."""
 
@@ -53,6 +74,8 @@ def install() -> None:
     _watch_training()
     _watch_checkpoints()
     _watch_logs()
+    _watch_samples()
+    _watch_rates()
 
 
 def _watch_training() -> None:
@@ -102,11 +125,81 @@ def _watch_checkpoints() -> None:
     write = CheckpointWriter._write
 
     def watched_write(self: Any, name: str, state: Any, is_best: bool) -> None:
+        if current := _current():
+            current[0].saves(current[1], name, state)
         write(self, name, state, is_best)
         if current := _current():
             current[0].saved(current[1], name, state)
 
     CheckpointWriter._write = watched_write
+
+    from fleet.storage import checkpoint
+
+    read_verified = checkpoint.read_verified
+
+    def watched_read(path: Path, with_arrays: bool, *more: Any, **named: Any) -> Any:
+        current = _current()
+        if current and with_arrays:
+            current[0].reads_arrays(current[1], path)
+        return read_verified(path, with_arrays, *more, **named)
+
+    checkpoint.read_verified = watched_read
+
+
+def _watch_samples() -> None:
+    from tests.sources import Numbered
+
+    read = Numbered.read
+
+    def watched(self: Any, index: int) -> Any:
+        if current := _current():
+            current[0].reads_sample(current[1], self.word, index)
+        return read(self, index)
+
+    Numbered.read = watched
+
+
+def _watch_rates() -> None:
+    from fleet.control.rates import LearnedRates, Rates, Supply
+    from fleet.control.stream_grants import StreamGrants
+
+    mark_planned = LearnedRates.mark_planned
+    limited_table = Supply.limited_table
+    record_throughput = StreamGrants.record_throughput
+
+    def watched(observe: Any) -> Any:
+        def watched_observe(self: Any, name: str, gpus: int, observed: Any) -> None:
+            if current := _current():
+                current[0].observed_rate(current[1], name, gpus, observed)
+            observe(self, name, gpus, observed)
+
+        return watched_observe
+
+    def watched_plan(self: Any, is_new: bool, probes: Any, is_over: Any) -> None:
+        mark_planned(self, is_new, probes, is_over)
+        current = _current()
+        if current and self._planned_table is not None:
+            models = self._planned_table.models
+            rates = {model.name: model.rates for model in models if not is_over(model.name)}
+            current[0].planned(current[1], rates)
+
+    def watched_limit(self: Any, rates: Any) -> Any:
+        limited = limited_table(self, rates)
+        if current := _current():
+            current[0].limited(rates.table, limited)
+        return limited
+
+    def watched_throughput(self: Any, throughput: Any) -> None:
+        record_throughput(self, throughput)
+        if current := _current():
+            rate = throughput.samples_per_s
+            current[0].throughput(current[1], throughput.rank, rate)
+
+    Rates.observe = watched(Rates.observe)
+    LearnedRates.observe = watched(LearnedRates.observe)
+    LearnedRates.mark_planned = watched_plan
+    Supply.limited_table = watched_limit
+    StreamGrants.record_throughput = watched_throughput
 
 
 def _watch_logs() -> None:

@@ -1,0 +1,167 @@
+"""Nothing is done twice for nothing, and nothing is kept that is no longer needed.
+
+- A checkpoint is written once, and rank 0 reads no weights.
+- Samples that are stored in memory are prepared once on each node; so are those for validation.
+- Communicators of groups are freed.
+- Under a quota, a network's own previous checkpoint is deleted before those of others.
+- A network that has finished, or failed for good, gets no devices again.
+- The supply in the log is that of the preprocessors which produce.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import NetworkResult, Status
+from tests.simulate import kernel as k
+from tests.simulate.cases import Case
+from tests.simulate.cluster import Launch
+
+# Reads of a stored sample in a launch and on a node: its shape, examples, and the store.
+_MOST_READS = 5
+
+
+class EconomyOracle:
+    """Watches what launches do more often than needed.
+
+    Args:
+        object_to: is called with what is wrong.
+    """
+
+    def __init__(self, case: Case, paths: RunPaths, object_to: Callable[[str], None]) -> None:
+        self._case = case
+        self._paths = paths
+        self._object_to = object_to
+        self._states: dict[tuple[k.Process, str], tuple[int, int, int]] = {}
+        self._reads: Counter[tuple[Any, Any, str, int]] = Counter()
+        self._throughput: dict[k.Process, dict[int, float]] = {}
+        self._writing: dict[k.Process, str] = {}
+        self._over: dict[str, str] = {}  # network -> how it has ended
+        self._passing: set[str] = set()  # networks that failed for a reason that may pass
+        self._skipped: set[str] = set()
+        self._trainers: set[k.Process] = set()
+        data = case.content["data"]
+        self._is_stored = (
+            data.get("cache") == "memory"
+            and "shared_memory" not in data
+            and not set(case.kinds) - {"signal", "kill all"}
+            and not any("data" in model for model in case.content["models"])
+            and case.content["resources"]["preprocessors"] in (1, 2, 3)
+        )
+
+    def begin(self, launch: Launch) -> None:
+        """Watch the ranks of a launch."""
+        for rank in launch.ranks:
+            rank.on_end.append(partial(self._end, rank))
+
+    def _end(self, process: k.Process) -> None:
+        """Check what a rank leaves that exits by itself."""
+        is_trainer = process in self._trainers
+        if is_trainer and process.has_returned and process.mpi.open_groups[process] > 0:
+            self._object_to(f"{process} exits with communicators of groups that it has left")
+
+    # ---- checkpoints ----
+
+    def begins_part(self, process: k.Process, name: str) -> None:
+        """A rank trains an epoch from a position on."""
+        self._trainers.add(process)
+        self._states.pop((process, name), None)
+
+    def saves(self, process: k.Process, name: str, state: Any) -> None:
+        """A rank writes a checkpoint."""
+        self._writing[process] = name
+
+    def saved(self, process: k.Process, name: str, state: Any) -> None:
+        """A rank has written a checkpoint."""
+        self._writing.pop(process, None)
+        reached = state.epoch, state.position, bool(state.final)
+        if self._states.get((process, name)) == reached:
+            self._object_to(f"{process} saves {name} at {reached} again")
+        self._states[process, name] = reached
+
+    def reads_arrays(self, process: k.Process, path: Path) -> None:
+        """A rank reads the weights in a checkpoint."""
+        job = process.mpi
+        if job is None or len(job.processes) == 1:
+            return
+        trains = self._case.content["resources"]["preprocessors"] in (0, "auto")
+        # Rank 0 copies the weights that a network inherits, or makes a whole checkpoint the newest.
+        copies = any("search" in model for model in self._case.content["models"])
+        copies |= bool({"commands", "damage"} & set(self._case.kinds))
+        if job.processes[0] is process and not trains and not copies:
+            self._object_to(f"{process} reads the weights in {path}")
+
+    def did(self, process: k.Process | None, call: str, path: str) -> None:
+        """A process has changed a file."""
+        if process is None or call != "unlink" or not path.endswith("/previous.h5"):
+            return
+        name = self._writing.get(process)
+        if name is None or str(self._paths.previous(name)) == path:
+            return
+        if self._paths.previous(name).exists() and self._paths.last(name).exists():
+            self._object_to(f"{process} deletes {path} to save {name}, whose own remains")
+
+    # ---- samples ----
+
+    def reads_sample(self, process: k.Process, source: str, index: int) -> None:
+        """A rank reads a sample of a source."""
+        if not self._is_stored or process.mpi is None:
+            return
+        key = (process.mpi, process.node, source, index)
+        self._reads[key] += 1
+        if self._reads[key] == _MOST_READS + 1:
+            self._object_to(f"{source} {index} is read again and again on {process.node.name}")
+
+    def throughput(self, process: k.Process, rank: int, samples_per_s: float) -> None:
+        """A preprocessor has reported its rate."""
+        self._throughput.setdefault(process, {})[rank] = samples_per_s
+
+    # ---- events ----
+
+    def logged(self, process: k.Process, record: Mapping[str, Any]) -> None:
+        """Rank 0 logs an event."""
+        event = record["event"]
+        if event == "group" and record["network"] in self._over:
+            name = record["network"]
+            self._object_to(f"{name} gets devices again, though it had {self._over[name]}")
+        elif event == "failed" and record.get("may_pass"):
+            self._passing.add(record["network"])
+        elif event == "bad_sample":
+            self._skipped.add(record["name"])
+        elif event == "stream":
+            rates = self._throughput.get(process, {})
+            chosen = [rates[rank] for rank in sorted(rates)][: record["preprocessors"]]
+            supply = record["supply_samples_per_s"]
+            if len(rates) == record["of"] and not math.isclose(
+                supply, sum(chosen), rel_tol=0.02, abs_tol=0.2
+            ):
+                self._object_to(f"the supply is {supply}, but preprocessors give {chosen}")
+
+    def damaged(self, name: str) -> None:
+        """Allow that a network is trained again."""
+        self._over.pop(name, None)
+
+    def storage_crashed(self) -> None:
+        """Allow that networks are trained again."""
+        self._over.clear()
+
+    def ended(self, rows: Iterable[NetworkResult]) -> None:
+        """A launch has ended in order, which leaves these results."""
+        if self._case.side_by_side > 1:
+            return
+        for row in rows:
+            if row.status is Status.FINISHED:
+                self._over[row.name] = "finished"
+            elif row.status is Status.FAILED and row.name not in self._passing:
+                self._over[row.name] = "failed"
+        path = self._paths.unreadable_samples
+        listed = path.read_text() if path.exists() else ""
+        missing = [name for name in self._skipped if name not in listed]
+        if missing:
+            self._object_to(f"{path.name} lacks {missing}")
