@@ -20,7 +20,7 @@ from fleet.spec.clones import Clone, CloneRequest, describe_clone
 from fleet.spec.fit_checks import find_misfits
 from fleet.spec.resolve import with_entry
 from fleet.storage.checkpoint import copy_parent
-from fleet.storage.event_log import EventLog, read_events, read_run_state
+from fleet.storage.event_log import EventLog, RunTail, read_run_state
 from fleet.storage.lease import Lease, Process
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import Quota
@@ -101,12 +101,14 @@ def clone_for_next_launch(paths: RunPaths, request: CloneRequest) -> list[str]:
                 )
             )
         command = f"{time.time_ns():020d}-{os.uname().nodename}-{os.getpid()}"
-        path = paths.event_logs()[-1]
-        t_s = max((t_s for t_s, _ in read_events(path)), default=0.0)
-        with closing(EventLog(path)) as log:
-            log.add(clone_event(command, clone.entry, position, clone, networks), t_s)
+        # A launch that was killed early may have left an empty log, in which nothing has a date.
+        newest = max(RunTail(paths).poll(), key=lambda event: event.at, default=None)
+        if newest is None:
+            raise UserError(f"{paths.root} has no event of any launch; start one first")
+        with closing(EventLog(newest.log)) as log:
+            log.add(clone_event(command, clone.entry, position, clone, networks), newest.t_s)
             for event in added:
-                log.add(event, t_s)
+                log.add(event, newest.t_s)
     finally:
         lease.release()
     return [network.name for network in networks]

@@ -173,6 +173,7 @@ class RankZero:
         self._sharing.start()
         self._ending = threading.Lock()
         self._end_status: int | None = None
+        self._is_stuck = False
         self._watchdog = Watchdog(
             world, interruption, lambda: self.coordinator.status, self._end_stuck
         )
@@ -316,6 +317,7 @@ class RankZero:
 
     def _end_stuck(self, reason: str) -> None:
         """End all ranks of a stuck launch from the watchdog's thread, within seconds."""
+        self._is_stuck = True
         self.close()
         print(f"fleet: {reason}", file=sys.stderr, flush=True)
         status = self.coordinator.status or ExitStatus.RESUMABLE
@@ -340,7 +342,7 @@ class RankZero:
             self._watchdog.stop()
         self._rates.close(self._run.launch)
         self.coordinator.stop()
-        self._sharing.close()
+        self._sharing.close(may_write=self._is_stuck or self.coordinator.is_cut)
         self.results.write()
         self._events.close()
         self._tensorboard.close()

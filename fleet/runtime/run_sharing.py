@@ -92,8 +92,12 @@ class RunSharing:
             LeaseLost: another launch has taken one over.
         """
 
-    def close(self) -> None:
-        """Release all networks, and read what other launches have made of theirs."""
+    def close(self, may_write: bool = False) -> None:
+        """Release all networks, and read what other launches have made of theirs.
+
+        Args:
+            may_write: whether ranks that do not answer may still write.
+        """
 
 
 def find_run_sharing(shares_run: bool) -> type[RunSharing]:

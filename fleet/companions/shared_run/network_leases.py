@@ -91,14 +91,22 @@ class NetworkLeases:
         for lease in list(self._leases.values()):
             lease.check()
 
-    def close(self) -> None:
-        """Release all networks."""
+    def close(self, may_write: bool = False) -> None:
+        """Release all networks.
+
+        Args:
+            may_write: True if ranks of this launch may still write: other launches take its
+                networks over as from a dead launch.
+        """
         self._ended.set()
         self._requested.set()
         for thread in self._threads:
             thread.join()
-        for name in list(self._leases):
-            self.release(name)
+        for name, lease in list(self._leases.items()):
+            if may_write:
+                lease.abandon()
+            else:
+                self.release(name)
 
     # ---- the threads ----
 

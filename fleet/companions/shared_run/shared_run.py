@@ -228,9 +228,9 @@ class SharedRun(RunSharing):
         """Check that all networks are still held; see :meth:`NetworkLeases.check`."""
         self.leases.check()
 
-    def close(self) -> None:
-        """Release all networks, and refresh the status of the others."""
-        self.leases.close()
+    def close(self, may_write: bool = False) -> None:
+        """Release all networks, and refresh the status of the others; see :class:`RunSharing`."""
+        self.leases.close(may_write)
         self.refresh()
 
     def refresh(self) -> None:

@@ -65,6 +65,15 @@ def test_network_lease_of_killed_launch_is_taken_over(run):
     assert wait(ended, 4) == [("a", True)]
 
 
+def test_network_leases_of_an_unresponsive_launch_are_not_released(run):
+    first = launch(run, "first", system="slurm", job="17")
+    second = launch(run, "second", FakeProcess(knows=False), system="slurm", job="18")
+    acquire(first, "a")
+    first.close(may_write=True)
+    assert acquire(second, "a") == []
+    assert wait(second, 62) == [("a", True)]
+
+
 def test_network_lease_of_a_living_launch_is_kept(run):
     first, second = launch(run, "first"), launch(run, "second")
     acquire(first, "a")
