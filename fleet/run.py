@@ -62,6 +62,7 @@ from launch.processes import end_children
 from launch.stale_files import remove_leftovers, use_separate_folder
 from launch.systems import this_job
 from launch.walltime import seconds_left
+from preprocess.transient_errors import is_transient_for_writer
 
 if TYPE_CHECKING:  # imported later, so that --help is fast
     from fleet.comm.protocols import World
@@ -197,13 +198,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UserError, InputError) as error:
         print(f"fleet: {error}", file=sys.stderr, flush=True)
         world.end_all_ranks(ExitStatus.BAD_INPUT)
-    except (StorageError, LeaseLost) as error:  # a traceback would not help, as with a full disk
-        logging.getLogger("fleet").critical("rank %d failed: %s", world.rank, error)
-        print(f"fleet: rank {world.rank} on {world.host}: {error}", file=sys.stderr, flush=True)
-        world.end_all_ranks(_status_of(error) or ExitStatus.INFRASTRUCTURE)
     except BaseException as error:
         logging.getLogger("fleet").critical("rank %d failed", world.rank, exc_info=True)
-        world.abort(error)
+        refusal = _storage_refusal(error)
+        if refusal is None:
+            world.abort(error)
+        print(f"fleet: rank {world.rank} on {world.host}: {refusal}", file=sys.stderr, flush=True)
+        world.end_all_ranks(_status_of(refusal) or ExitStatus.INFRASTRUCTURE)
 
 
 def _refuse(message: str, status: ExitStatus) -> ExitStatus:
@@ -247,6 +248,19 @@ def _refuse_to_run_alone() -> ExitStatus:
         "machine, fleet run starts the mpirun of this environment",
         ExitStatus.INFRASTRUCTURE,
     )
+
+
+def _storage_refusal(error: BaseException) -> StorageError | LeaseLost | None:
+    """Return the error to print if storage has failed, where a traceback would not help."""
+    if isinstance(error, StorageError | LeaseLost):
+        return error
+    if isinstance(error, OSError) and error.filename and is_transient_for_writer(error):
+        return StorageError(
+            f"{error.filename} cannot be read: {error.strerror}; what was saved before is intact: "
+            "fix that, and the same command resumes the run",
+            may_pass=True,
+        )
+    return None
 
 
 def _status_of(error: Exception) -> ExitStatus | None:

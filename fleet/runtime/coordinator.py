@@ -38,6 +38,7 @@ from fleet.runtime.run_sharing import RunSharing
 from fleet.runtime.searchers import Searchers
 from fleet.search.controller import SearchController
 from fleet.storage.event_log import EventLog
+from fleet.storage.files import storage_errors, with_retries
 from fleet.storage.lease import Fence
 from fleet.storage.recovery import read_network_status
 from fleet.storage.results import Results
@@ -325,8 +326,12 @@ class Coordinator:
             self._check_rights()
 
     def _check_rights(self) -> None:
-        self.fence.check()
-        self.sharing.check()
+        def check() -> None:
+            with storage_errors(self.fence.folder):
+                self.fence.check()
+                self.sharing.check()
+
+        with_retries(check)
 
     # ---- effects ----
 

@@ -44,8 +44,8 @@ from tests.simulate.witness import Witness
 _FAILURES = {event.word for event in (ev.NetworkRetried, ev.NetworkRolledBack, ev.GroupFailed)}
 _DIFFERENCE = re.compile(r"^largest relative difference: (\S+)", re.MULTILINE)
 _TRACE = "Traceback (most recent call last):\n"
-# of a death that MPI reports while a launch starts, and of a file server
-_ALLOWED = (f"{mpi.__name__}.{mpi.Exception.__name__}", "OSError: [Errno ")
+# of a death that MPI reports while a launch starts
+_ALLOWED = f"{mpi.__name__}.{mpi.Exception.__name__}"
 # Kinds of faults that do not delay the end of a launch.
 _NO_DELAYS = {"signal", "walltime", "clocks", "late messages"}
 _STOPS_WITHIN_S = 8.0
@@ -336,8 +336,7 @@ class Observer(Witness):
             if self.case.content["resources"]["engine"] == "emulated":
                 continue  # it has scores of its own
             if row.epochs:
-                # The table may be that of a launch beside, which has not read the last report.
-                is_undisturbed = not self.case.kinds and self.case.side_by_side == 1
+                is_undisturbed = not self.case.kinds
                 _raise_first(
                     f"{name}: ",
                     check_row(

@@ -198,6 +198,9 @@ class SharedRun(RunSharing):
                     restored, _ = restore_network(self._results, self._results.networks[name])
                     status = restored.with_logged_pruning(status)
                 self._results.run.set_status(name, status)
+                parameters = self._run.parameters.get(name)
+                if parameters is not None:
+                    self._results.run.set_parameters(name, parameters)
 
     def _find_changes(self, events: list[DatedEvent]) -> list[tuple[str, NetworkStatus]]:
         """Return the networks that events have changed, with their new status."""

@@ -65,7 +65,7 @@ def test_network_lease_of_killed_launch_is_taken_over(run):
     assert wait(ended, 4) == [("a", True)]
 
 
-def test_network_leases_of_an_unresponsive_launch_are_not_released(run):
+def test_unresponsive_launch_releases_no_network(run):
     first = launch(run, "first", system="slurm", job="17")
     second = launch(run, "second", FakeProcess(knows=False), system="slurm", job="18")
     acquire(first, "a")

@@ -1,5 +1,6 @@
 """The coordinator: it receives inputs and carries out effects."""
 
+import errno
 import logging
 from types import SimpleNamespace
 
@@ -199,6 +200,20 @@ def test_coordinator_logs_nothing_after_an_error(launch, monkeypatch):
     before = launch.paths.events.read_bytes()
     launch.receive(EpochDone("a", record(2), 0.5, ""))  # by the watchdog's thread
     assert launch.paths.events.read_bytes() == before
+
+
+def test_coordinator_reads_its_lease_again_after_a_refusal(launch, monkeypatch):
+    refusals = [OSError(errno.ESTALE, "Stale file handle")] * 2
+    checks = []
+
+    def check(self):
+        checks.append(self)
+        if refusals:
+            raise refusals.pop()
+
+    monkeypatch.setattr(type(NO_FENCE), "check", check)
+    launch.coordinator.stop()
+    assert len(checks) == 3
 
 
 def refused_by_disk(event):
