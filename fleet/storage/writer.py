@@ -190,7 +190,7 @@ class CheckpointWriter:
         Args:
             path: path in the folder of a network.
             size: size in bytes.
-            write: writes to a file.
+            write: writes to a file; called again if that was refused and the reason may pass.
 
         Raises:
             StorageError: the disk is full, ...
@@ -198,8 +198,12 @@ class CheckpointWriter:
         if not self._quota.has_room(size):
             log.warning("%s is not kept: checkpoint.quota has no room for it", path)
             return
-        with atomic_write(path, "wb", check=self.fence(path.parent.name).check) as file:
-            write(file)
+
+        def once() -> None:
+            with atomic_write(path, "wb", check=self.fence(path.parent.name).check) as file:
+                write(file)
+
+        with_retries(once)
 
     def close(self) -> None:
         """Flush, and end the thread.

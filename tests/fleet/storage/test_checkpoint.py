@@ -419,6 +419,19 @@ def test_storage_error_is_raised_in_training_thread(paths):
     writer.flush()  # reported once
 
 
+def test_optional_file_is_written_again_after_a_refusal(paths):
+    refusals = [OSError(errno.EIO, "Input/output error")]
+
+    def write(file):
+        file.write(b"outputs")
+        if refusals:
+            raise refusals.pop()
+
+    path = paths.predictions("net", "validation")
+    CheckpointWriter(paths, Checkpoint()).write_optional(path, 7, write)
+    assert path.read_bytes() == b"outputs"
+
+
 def test_other_error_is_raised_at_next_save(paths, monkeypatch):
     def break_down(path, state, previous, fence=None):
         raise MemoryError("no room")
