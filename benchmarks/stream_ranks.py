@@ -219,6 +219,7 @@ def read(
     world: World, roles: Roles, window: Window, pipeline: AnyPipeline, job: Job
 ) -> list[float]:
     """Run a trainer that only reads; return the arrival times of its batches."""
+    NUMBA.load()
     stream = Reader(
         window,
         roles.trainers.index(world.rank),
