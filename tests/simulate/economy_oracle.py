@@ -23,7 +23,8 @@ from tests.simulate import kernel as k
 from tests.simulate.cases import Case
 from tests.simulate.cluster import Launch
 
-# Reads of a stored sample in a launch and on a node: its shape, examples, and the store.
+# Reads of a stored sample in a launch and on a node: its shape, examples, and the store. Each fold
+# reads its shape and examples.
 _MOST_READS = 5
 
 
@@ -47,6 +48,7 @@ class EconomyOracle:
         self._skipped: set[str] = set()
         self._trainers: set[k.Process] = set()
         data = case.content["data"]
+        self._folds = data.get("folds", 1)
         self._is_stored = (
             data.get("cache") == "memory"
             and "shared_memory" not in data
@@ -115,7 +117,7 @@ class EconomyOracle:
             return
         key = (process.mpi, process.node, source, index)
         self._reads[key] += 1
-        if self._reads[key] == _MOST_READS + 1:
+        if self._reads[key] == _MOST_READS * self._folds + 1:
             self._object_to(f"{source} {index} is read again and again on {process.node.name}")
 
     def throughput(self, process: k.Process, rank: int, samples_per_s: float) -> None:

@@ -176,9 +176,12 @@ def _watch_rates() -> None:
         return watched_observe
 
     def watched_plan(self: Any, is_new: bool, probes: Any, is_over: Any) -> None:
+        before = self._planned_table
         mark_planned(self, is_new, probes, is_over)
         current = _current()
-        if current and self._planned_table is not None:
+        # A network that fails after its last epoch returns to a table whose rates were logged
+        # without it.
+        if current and self._planned_table is not before:
             models = self._planned_table.models
             rates = {model.name: model.rates for model in models if not is_over(model.name)}
             current[0].planned(current[1], rates)
