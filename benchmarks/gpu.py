@@ -1,13 +1,15 @@
 """Measure FLEET on a machine with GPUs: one command, at most eight minutes, without network access.
 
-    python benchmarks/gpu.py [--out gpu] [--seconds 480] [--cpu]
+    python benchmarks/gpu.py [--out gpu] [--seconds 480] [--cpu] [--groups]
 
 For each installed engine (keras, torch) it measures: one network, compared with plain Keras or a
 plain PyTorch loop on the same samples; K = 1, 2, 4 and 8 networks on one GPU; the transfer rate of
 inputs; the time of checkpoints and of changes of a group; whether memory limits hold; and what
 happens to a network that is too large. It writes `gpu.json` and `gpu.md`: a row per number, and the
-skipped parts with reasons. With `--cpu` everything is small and runs on cores: that tests the
-script, and says nothing about GPUs.
+skipped parts with reasons. With `--groups`, on a machine with several GPUs, it measures in four
+minutes what groups of them need instead: sums, process groups, changes of a group within an epoch,
+time for which GPUs wait for changes, and a trainer that dies. With `--cpu` everything is small and
+runs on cores: that tests the script, and says nothing about GPUs.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ import json
 import os
 import platform
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,7 +37,7 @@ import yaml
 from document import table
 
 from fleet.api import mpirun
-from fleet.domain.events import EpochEnded, NetworkFailed
+from fleet.domain.events import EpochEnded, GroupChanged, LaunchEnded, NetworkFailed, RankDied
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
 from launch.devices import memory_mib, visible_gpus
@@ -344,17 +348,10 @@ class Bench:
         self, command: list[str], status: int = 0, environment: dict[str, str] | None = None
     ) -> str:
         """Run a command in the remaining time; return its output."""
-        visible = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}  # none with --cpu
         process = subprocess.run(
             command,
             cwd=ROOT,
-            env=os.environ
-            | visible
-            | {
-                "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
-                "XDG_CACHE_HOME": str(self._folder / "cache"),
-                **(environment or {}),
-            },
+            env=self.environment() | (environment or {}),
             timeout=min(self.remaining_s, self._max_part_s),
             text=True,
             capture_output=True,
@@ -366,6 +363,14 @@ class Bench:
             )
         return process.stdout
 
+    def environment(self) -> dict[str, str]:
+        """Return the variables of a command that sees the GPUs."""
+        return os.environ | {
+            "CUDA_VISIBLE_DEVICES": ",".join(self.gpus),  # none with --cpu
+            "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+            "XDG_CACHE_HOME": str(self._folder / "cache"),
+        }
+
     def python(self, script: str, *arguments: str) -> Any:
         """Return the object in the last line of a script's output."""
         return json.loads(self.call([sys.executable, "-c", script, *arguments]).splitlines()[-1])
@@ -375,6 +380,12 @@ class Bench:
     ) -> RunPaths:
         folder = self._folder / name.replace(" ", "-")
         folder.mkdir()
+        spec = self.write_spec(folder, models, **sections)
+        self.call([*mpirun(ranks), "-m", "fleet.run", str(spec), "--plain"], status)
+        return RunPaths(folder / "run")
+
+    def write_spec(self, folder: Path, models: list[dict[str, Any]], **sections: Any) -> Path:
+        """Write a spec whose run is in the folder; return its path."""
         content = {
             "name": "gpu",
             "output": str(folder / "run"),
@@ -389,9 +400,9 @@ class Bench:
             "train": TRAIN | {"stopping": {"monitor": "loss", "max_epochs": self.epochs}},
             **sections,
         }
-        (folder / "spec.yaml").write_text(yaml.safe_dump(content))
-        self.call([*mpirun(ranks), "-m", "fleet.run", str(folder / "spec.yaml"), "--plain"], status)
-        return RunPaths(folder / "run")
+        path = folder / "spec.yaml"
+        path.write_text(yaml.safe_dump(content))
+        return path
 
     # ---- the parts ----
 
@@ -472,7 +483,7 @@ class Bench:
         if results["warnings"]:
             self.report.skip(f"{name}: inputs from registered memory", results["warnings"][0])
 
-    def measure_regroup(self, name: str) -> None:
+    def measure_regroup(self, name: str, exchange: str = "mpi") -> None:
         """Measure checkpoints and changes of a group; groups need a GPU per rank."""
         if 0 < len(self.gpus) < 4:
             raise Skipped(f"groups of 1, 2 and 4 ranks need 4 GPUs; found {len(self.gpus)}")
@@ -480,10 +491,10 @@ class Bench:
             [
                 *mpirun(4),
                 "benchmarks/regroup.py",
-                "--exchange=mpi",
-                "--repeat=2",
+                f"--exchange={exchange}",
+                *(["--repeat=2"] if self.gpus else ["--repeat=1", "--filters=4"]),
                 "--json",
-                f"--engine={name if self.gpus else 'numpy'}",
+                f"--engine={name if self.gpus or exchange != 'mpi' else 'numpy'}",
             ]
         )
         for row in json.loads(text[text.index("[") :]):
@@ -536,6 +547,130 @@ class Bench:
             "(1: yes)",
         )
 
+    # ---- groups of GPUs ----
+
+    @property
+    def _members(self) -> int:
+        return len(self.gpus) or 2
+
+    def measure_process_groups(self) -> None:
+        """Measure sums, new process groups, and NCCL's own changes of them."""
+        options = [] if self.gpus else ["--cpu", "--mb", "1", "--repeats", "2"]
+        text = self.call([*mpirun(self._members), "benchmarks/gpu_groups.py", *options])
+        for row in json.loads(text.splitlines()[-1]):
+            label = " ".join(
+                [
+                    row["what"],
+                    *([f"of {row['mb']:g} MB by {row['by']}"] if "mb" in row else []),
+                    *([f"from {row['before']}"] if "before" in row else []),
+                    f"on {row['ranks']} ranks",
+                ]
+            )
+            unit = "ms" if "ms" in row else "mib"
+            self.report.add(f"torch: {label}", row[unit], {"mib": "MiB"}.get(unit, unit))
+
+    def _networks(self, epochs: Sequence[int]) -> list[dict[str, Any]]:
+        return [
+            {
+                "family": "cnn",
+                "name": f"cnn-{index}",
+                "args": {"filters": self.filters, "dense": [64]},
+                "gpus": [1, self._members],
+                "train": {"stopping": {"monitor": "loss", "max_epochs": count}},
+            }
+            for index, count in enumerate(epochs)
+        ]
+
+    def _group_sections(self) -> dict[str, Any]:
+        gpus = {"gpus_per_node": self._members} if self.gpus else {}
+        return {
+            "resources": {"engine": "torch", "preprocessors": 1, "exchange": "library", **gpus},
+            "schedule": {"policy": "adaptive"},
+        }
+
+    def measure_waiting(self) -> None:
+        """Measure for how long GPUs wait for changes of groups, as networks end one by one."""
+        epochs = [self.epochs * (1 + index) for index in range(self._members)]
+        paths = self.run(
+            "group changes", 1 + self._members, self._networks(epochs), **self._group_sections()
+        )
+        [end] = events_of(paths.events, LaunchEnded)
+        changes = events_of(paths.events, GroupChanged)
+        self.report.add("torch: changes of a group within an epoch", float(len(changes)), "")
+        share = 100 * end.regrouping_s / (end.seconds * self._members)
+        self.report.add("torch: GPU time that waits for changes of groups", share, "%")
+
+    def measure_death(self) -> None:
+        """Measure how long a group needs to train on after one of its ranks was killed."""
+        folder = self._folder / "death"
+        folder.mkdir()
+        models = self._networks([20 * self.epochs])
+        models[0]["gpus"] = self._members
+        spec = self.write_spec(folder, models, **self._group_sections())
+        command = [*mpirun(1 + self._members, survive=True), "-m", "fleet.run", str(spec)]
+        paths = RunPaths(folder / "run")
+        environment = self.environment()
+        with subprocess.Popen(
+            [*command, "--plain"],
+            cwd=ROOT,
+            env=environment,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            try:
+                self._wait_for(lambda: len(events_of(paths.events, EpochEnded)) > 1, process)
+                epochs = len(events_of(paths.events, EpochEnded))
+                killed_s = time.monotonic()
+                os.kill(_process_of_rank(process.pid, self._members), signal.SIGKILL)
+                self._wait_for(lambda: bool(events_of(paths.events, RankDied)), process)
+                noticed_s = time.monotonic()
+                # Fewer GPUs than the network asked for: it ends, unless it may have fewer.
+                self._wait_for(
+                    lambda: (
+                        len(events_of(paths.events, EpochEnded)) > epochs
+                        or bool(events_of(paths.events, LaunchEnded))
+                    ),
+                    process,
+                )
+                self.report.add(
+                    "torch: the death of a rank was noticed after", noticed_s - killed_s, "s"
+                )
+                self.report.add(
+                    "torch: its network had trained another epoch, or was saved, after",
+                    time.monotonic() - killed_s,
+                    "s",
+                )
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    def _wait_for(self, happened: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+        until = time.monotonic() + min(self.remaining_s, self._max_part_s)
+        while not happened():
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"not in time, or the launch ended: {process.poll()}")
+            time.sleep(0.05)
+
+    def run_groups(self) -> Report:
+        """Run the parts on groups."""
+        began = time.monotonic()
+        if len(self.gpus) == 1:
+            self.report.skip("groups", "they need at least 2 GPUs; found 1")
+        elif importlib.util.find_spec("torch") is None:
+            self.report.skip("groups", "torch is not installed")
+        else:
+            parts: dict[str, Callable[[], None]] = {
+                "sums and process groups": self.measure_process_groups,
+                "changes of a group": partial(self.measure_regroup, "torch", "library"),
+                "GPUs that wait for changes": self.measure_waiting,
+                "a death": self.measure_death,
+            }
+            for label, measure in parts.items():
+                self.run_part(label, measure)
+        self.report.seconds = time.monotonic() - began
+        return self.report
+
     def run_all(self) -> Report:
         """Run all parts."""
         began = time.monotonic()
@@ -560,6 +695,21 @@ class Bench:
         return self.report
 
 
+def _process_of_rank(session: int, rank: int) -> int:
+    """Return the process id of a rank in a session.
+
+    Raises:
+        LookupError: there is none.
+    """
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            is_member = os.getsid(int(entry.name)) == session
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            if is_member and f"OMPI_COMM_WORLD_RANK={rank}".encode() in variables:
+                return int(entry.name)
+    raise LookupError(f"no process is rank {rank}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -567,12 +717,14 @@ def main() -> None:
     parser.add_argument("--out", default="gpu", help="path of the files, without suffix")
     parser.add_argument("--seconds", type=float, default=480.0, help="time limit")
     parser.add_argument("--cpu", action="store_true", help="use no GPU, to test the script")
+    parser.add_argument("--groups", action="store_true", help="measure groups of GPUs")
     args = parser.parse_args()
     gpus = () if args.cpu else visible_gpus(os.environ)
     if not gpus and not args.cpu:
         parser.error("no GPU found; --cpu tests the script without one")
     with tempfile.TemporaryDirectory() as folder:
-        results = Bench(gpus, args.seconds, Path(folder)).run_all()
+        bench = Bench(gpus, args.seconds, Path(folder))
+        results = bench.run_groups() if args.groups else bench.run_all()
     out = Path(args.out)
     out.with_suffix(".json").write_text(json.dumps(asdict(results), indent=1))
     out.with_suffix(".md").write_text(results.markdown())

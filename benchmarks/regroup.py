@@ -1,6 +1,6 @@
 """Measure how long a group takes to change its ranks: live, and by checkpoint and restart.
 
-    mpirun -n 4 python benchmarks/regroup.py [--engine keras] [--exchange horovod]
+    mpirun -n 4 python benchmarks/regroup.py [--engine torch] [--exchange library]
         [--filters 32 64]
 
 Medians in milliseconds for each change of the group's size: `regroup`, the pause of the group
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -27,6 +28,7 @@ from fleet.commands.output import print_json
 from fleet.domain.network import TrainingState
 from fleet.engines.base import Engine, Trainable
 from fleet.engines.registry import make_engine
+from fleet.engines.steps import StepBatches, steps_of
 from fleet.spec import Spec, parse
 from fleet.storage.checkpoint import read_state, write_state
 from fleet.terminal import print_table
@@ -59,7 +61,10 @@ class Bench:
         """Train on a batch; return the milliseconds."""
         began = time.perf_counter()
         local_rows = slice(group.rank, None, group.size)
-        trainable.step(self.images[local_rows], self.labels[local_rows], BATCH)
+        rows = (self.images[local_rows], self.labels[local_rows])
+        steps_of(trainable, group.size == 1).begin_steps(
+            StepBatches(rows, [BATCH], [len(rows[0])])
+        )()
         return 1e3 * (time.perf_counter() - began)
 
     def regroup(self, before: int, size: int) -> list[float]:
@@ -111,8 +116,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--engine", choices=["keras", "numpy"], default="keras")
-    parser.add_argument("--exchange", choices=["horovod", "mpi"], default="horovod")
+    parser.add_argument("--engine", choices=["keras", "torch", "numpy"], default="keras")
+    parser.add_argument("--exchange", choices=["horovod", "mpi", "library"], default="horovod")
     parser.add_argument("--filters", type=int, nargs="+", default=[32, 64])
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", action="store_true")
@@ -125,35 +130,39 @@ def main() -> None:
     }
     if arguments.engine == "numpy":
         model = {"family": "softmax"}
+    # Ranks write there and rendezvous.
+    folder = Path(world.allgather(tempfile.mkdtemp() if world.rank == 0 else "")[0])
     spec = parse(
         {
+            "output": str(folder),
             "models": [model],
             "train": {"optimizer": {"learning_rate": 0.01, "momentum": 0.9}},
             "resources": {"engine": arguments.engine, "exchange": arguments.exchange},
         }
     )
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(
-            world,
-            spec,
-            make_engine(spec, SAMPLE, None, world.rank, world.size),
-            Path(folder) / "last.h5",
-        )
-        changes = list(pairwise(SIZES))
-        times: dict[tuple, list] = {}
-        for way in (bench.regroup, bench.restart):
-            if world.rank == 0:  # the first group
-                alone = world.group((0,), 1)
-                bench.trainable = bench.engine.build(bench.network, alone)
-                bench.step(bench.trainable, alone)
-            for _ in range(arguments.repeat):
-                for before, size in changes:
-                    times.setdefault((way.__name__, before, size), []).append(way(before, size))
-                    world.allgather(None)
-            if bench.trainable is not None:
-                bench.trainable.close()
-                bench.trainable = None
+    bench = Bench(
+        world,
+        spec,
+        make_engine(spec, SAMPLE, None, world.rank, world.size),
+        folder / "last.h5",
+    )
+    changes = list(pairwise(SIZES))
+    times: dict[tuple, list] = {}
+    for way in (bench.regroup, bench.restart):
+        if world.rank == 0:  # the first group
+            alone = world.group((0,), 1)
+            bench.trainable = bench.engine.build(bench.network, alone)
+            bench.step(bench.trainable, alone)
+        for _ in range(arguments.repeat):
+            for before, size in changes:
+                times.setdefault((way.__name__, before, size), []).append(way(before, size))
+                world.allgather(None)
+        if bench.trainable is not None:
+            bench.trainable.close()
+            bench.trainable = None
+    world.allgather(None)
     if world.rank == 0:
+        shutil.rmtree(folder)
 
         def medians_of(name: str, *change: int) -> list[float]:
             return [statistics.median(column) for column in zip(*times[name, *change], strict=True)]
