@@ -41,15 +41,15 @@ def _damage(run: _Run, event: Event) -> None:
         return
     name = names[event.target % len(names)]
     files = (paths.last(name), paths.previous(name), paths.best(name))
-    way = int(5 * event.amount)
+    way = int(6 * event.amount)
     # The arrays of a network that has ended are not read again.
     has_ended = name in {row.name for row in read_results(run.folder) if row.reason}
-    for file in files if way == 4 else files[: 1 + (way == 3)]:
+    for file in files if way >= 4 else files[: 1 + (way == 3)]:
         if not file.exists():
             continue
         content = bytearray(file.read_bytes())
         middle = len(content) // 2
-        if way == 0:
+        if way in (0, 5):
             file.unlink()
             continue
         if way == 1 or has_ended:

@@ -70,10 +70,14 @@ class _Person:
 
     def _give(self, do: str, give: Callable[[], list[str]], **details: Any) -> None:
         content = {"do": do, **details}
+        began_s = k.KERNEL.now
         try:
             networks = give()
         except (UserError, StorageError, OSError) as error:
             self._observer.answered(content, {"error": str(error)})
+            self._observer.refused(k.KERNEL.now - began_s)
+            if do in ("stop", "pause", "resume"):
+                self._observer.refused_verdict(details["network"], error)
             raise
         self._observer.answered(content, {"networks": networks})
 

@@ -134,10 +134,14 @@ class EconomyOracle:
             self._object_to(f"{name} gets devices again, though it had {self._over[name]}")
         elif event == "failed" and record.get("may_pass"):
             self._passing.add(record["network"])
+        elif event == "start":
+            most = self._case.content["resources"].get("networks_per_gpu", 1)
+            if most != "auto" and record.get("slots", 1) > most:
+                self._object_to(f"more than {most} networks may share a GPU: {record}")
         elif event == "bad_sample":
             self._skipped.add(record["name"])
-        elif event == "stream":
-            rates = self._throughput.get(process, {})
+        elif event == "stream":  # later ones follow other reports
+            rates = self._throughput.pop(process, {})
             chosen = [rates[rank] for rank in sorted(rates)][: record["preprocessors"]]
             supply = record["supply_samples_per_s"]
             if len(rates) == record["of"] and not math.isclose(

@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -284,10 +284,14 @@ def _chosen_seeds(
     number: int,
     count: int,
     longest_s: float,
+    before: int | None,
 ) -> list[coverage.SeedCoverage]:
-    """Choose seeds that reach a mutant's statement: some of the shortest, then others at random."""
+    """Choose seeds that reach a mutant's statement: some of the shortest, then others at random.
+
+    The first one is the seed that detected the mutant before, if there is one.
+    """
     reaching = [seed for seed in seeds if number in seed.reached and not seed.failure]
-    reaching.sort(key=lambda seed: seed.seconds)
+    reaching.sort(key=lambda seed: (seed.seed != before, seed.seconds))
     longer = reaching[_SHORTEST:]
     random.Random(mutant.order(0)).shuffle(longer)
     chosen = []
@@ -391,6 +395,13 @@ def _measure(seeds: range, job: int) -> coverage.Coverage:
     return measured
 
 
+def _seeds_before(files: Iterable[Path]) -> dict[str, int]:
+    """Return the names of mutants, and the seeds that detected them, by earlier outputs."""
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    rows = [json.loads(line) for line in lines if line.startswith("{")]
+    return {row["mutant"]: row["seed"] for row in rows if row.get("seed") is not None}
+
+
 def main() -> int:
     """Choose mutants and report which ones the simulation detects, one JSON object per line."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulate.mutants")
@@ -406,6 +417,13 @@ def main() -> int:
         help="a file of tests.simulate.coverage --json, so that seeds are not measured again",
     )
     parser.add_argument("--only", metavar="FILE:NUMBER", action="append", help="try this mutant")
+    parser.add_argument(
+        "--before",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="an earlier output: the seed that detected a mutant then is tried first",
+    )
     parser.add_argument("--tries", type=int, default=40, help="seeds for each mutant")
     parser.add_argument("--seconds", type=float, default=60.0, help="seconds for each mutant")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
@@ -429,11 +447,17 @@ def main() -> int:
     if arguments.only:
         mutants = [mutant for mutant in mutants if mutant.name in arguments.only]
     mutants = mutants[arguments.first : arguments.count]
+    before = _seeds_before(arguments.before or ())
     numbers = {point: number for number, point in enumerate(measured.points)}
     statements = [coverage.Point(mutant.path, mutant.line) for mutant in mutants]
     seeds = [
         _chosen_seeds(
-            mutant, measured.seeds, numbers[statement], arguments.tries, arguments.seconds
+            mutant,
+            measured.seeds,
+            numbers[statement],
+            arguments.tries,
+            arguments.seconds,
+            before.get(mutant.name),
         )
         for mutant, statement in zip(mutants, statements, strict=True)
     ]

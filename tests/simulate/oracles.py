@@ -12,6 +12,7 @@ import numpy as np
 
 from fleet.domain import events as ev
 from fleet.domain.network import EpochRecord
+from fleet.runtime.external.command_handler import NetworkEnded
 from fleet.runtime.startup.launch import Ranks
 from fleet.runtime.startup.prepare import prepare
 from fleet.runtime.startup.request import Request
@@ -49,6 +50,7 @@ _ALLOWED = f"{mpi.__name__}.{mpi.Exception.__name__}"
 # Kinds of faults that do not delay the end of a launch.
 _NO_DELAYS = {"signal", "walltime", "clocks", "late messages"}
 _STOPS_WITHIN_S = 8.0
+_REFUSES_WITHIN_S = 20.0
 _HANGING = {"tests.sources:hangs", "tests.simulate.models:uninterruptible"}
 
 
@@ -90,7 +92,8 @@ class Observer(Witness):
         self._leases = LeaseOracle(disk, folder, object_to)
         self._durability = DurabilityOracle(self.paths, object_to)
         self._resources = ResourceOracle(disk, object_to)
-        self._tables = TableOracle(self.paths, is_plain, object_to)
+        is_calm = set(case.kinds) <= {"signal"} and case.side_by_side == 1
+        self._tables = TableOracle(self.paths, is_plain, is_calm, object_to)
         self._times = TimeOracle(case, kernel, object_to)
         self._economy = EconomyOracle(case, self.paths, object_to)
         self._rates = RatesOracle(
@@ -213,13 +216,25 @@ class Observer(Witness):
         Args:
             remaining: epochs and position of the next one.
         """
-        self._training.damaged(name)
+        self._training.damaged(name, remaining)
         self._durability.damaged(name, remaining)
         self._economy.damaged(name)
 
     def answered(self, content: dict[str, Any], answer: dict[str, Any] | None) -> None:
         """Record the answer to a command; None if there was none in time."""
         self.commands.append((content, answer))
+
+    def refused(self, seconds: float) -> None:
+        """A command was refused after some seconds."""
+        # Launches that share a run take no commands, so none need be waited for.
+        shares = self.case.side_by_side > 1 and "slow disk" not in self.case.kinds
+        if shares and seconds > _REFUSES_WITHIN_S:
+            self.object_to(f"a command to launches that share a run waits for {seconds:.1f} s")
+
+    def refused_verdict(self, network: str, error: Exception) -> None:
+        """A command to a network was refused, because it has ended or for another reason."""
+        if ("has ended" in str(error)) != isinstance(error, NetworkEnded):
+            self.object_to(f"a command to {network} was refused by {error!r}")
 
     # ---- after each launch ----
 

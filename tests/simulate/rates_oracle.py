@@ -175,9 +175,10 @@ class RatesOracle:
         learned.estimated.update(record["rates"])
 
     def _sharing(self, learned: _Learned, process: k.Process, record: Mapping[str, Any]) -> None:
-        if learned.sharing is not None and learned.sharing == record:
+        content = {key: value for key, value in record.items() if key != "t_s"}
+        if learned.sharing == content:
             self._object_to(f"the speedups of sharing were logged again: {record}")
-        learned.sharing = record
+        learned.sharing = content
 
     def _rate_off(self, learned: _Learned, process: k.Process, record: Mapping[str, Any]) -> None:
         learned.reported.append((record["gpus"], record["rate"]))

@@ -180,7 +180,8 @@ def _growing_group(draw: random.Random, case: Case) -> Case:
     trainers = draw.choice((2, 3))
     networks = [_network("n0", (1, trainers), 3, 2)]
     networks += [_network(f"n{number}", (1, 1), 1, 8) for number in range(1, trainers)]
-    order = draw.choice(({"cache": "none"}, {"cache": "memory"}, {"order": "ring", "shards": 5}))
+    none = {"cache": "none"}
+    order = draw.choice((none, none, {"cache": "memory"}, {"order": "ring", "shards": 5}))
     content = _content(networks, draw.randint(60, 120), "adaptive", **order)
     content["schedule"]["rates"] = f"{features.SHARED}/rates.json"
     nodes = draw.choice((1, 1, 2))
@@ -304,8 +305,7 @@ def _tight_quota(draw: random.Random, case: Case) -> Case:
     """The quota of checkpoints is about as large as they need."""
     networks = [_network(f"n{number}", (1, 1), 3, 4) for number in range(3)]
     content = _content(networks, draw.randint(8, 30), "adaptive")
-    content["checkpoint"]["keep"] = draw.choice(("best+last", "last"))
-    content["checkpoint"]["quota"] = draw.choice((120_000, 150_000, 200_000, 250_000))
+    content["checkpoint"]["quota"] = draw.randint(33_000, 38_000)
     return _calm(case, 1, 3, content)
 
 
@@ -435,7 +435,11 @@ def _built_networks(draw: random.Random, case: Case) -> Case:
         for n in range(1)
     ]
     content = _content(networks, draw.randint(1100, 1200), "baseline", cache="memory")
-    return _calm(case, 1, 2, content)
+    if draw.random() < 0.5:
+        return _calm(case, 1, 2, content)
+    networks[0]["train"]["build_timeout"] = 60.0
+    events = (_event("signal", 0, 7.0 + 2.0 * draw.random(), 0),)
+    return _calm(case, 1, 2, content, kinds=("signal",), events=events, launches=1)
 
 
 def _node_restarts(draw: random.Random, case: Case) -> Case:
@@ -455,7 +459,7 @@ def _live_holder(draw: random.Random, case: Case) -> Case:
     if draw.random() < 0.6:
         kinds += ("suspend",)
         # around the first renewals of its lease
-        events.append(_event("suspend", 0, 3.0 + 3.2 * draw.random(), 0, 0.2 + 0.3 * draw.random()))
+        events.append(_event("suspend", 0, 3.1 + 2.8 * draw.random(), 0, 0.42 + draw.random() / 5))
     return _calm(case, 1, 3, content, kinds=kinds, events=tuple(events), launches=1)
 
 
@@ -483,6 +487,35 @@ def _node_dies(draw: random.Random, case: Case) -> Case:
         launches=1,
         fault_tolerant=True,
     )
+
+
+def _pruned_network_dies(draw: random.Random, case: Case) -> Case:
+    """With ULFM, ranks of a group die while it stops, perhaps because its network is pruned."""
+    networks = [_network(f"n{number}", (2, 2), 4, 4) for number in range(4)]
+    content = _content(networks, draw.randint(20, 40), "adaptive")
+    content["prune"] = {"rule": "asha", "min_epochs": 1, "factor": 2}
+    events = tuple(_event("die in phase", launch, 0.2 * launch, 6, 0.0) for launch in (0, 1, 2))
+    return _calm(
+        case,
+        1,
+        3,
+        content,
+        kinds=("die in phase",),
+        events=events,
+        launches=3,
+        fault_tolerant=True,
+        delay_s=1e-2,
+        late=0.3,
+    )
+
+
+def _many_nodes(draw: random.Random, case: Case) -> Case:
+    """Samples reach many nodes over a tree of messages."""
+    nodes = draw.choice((4, 5))
+    networks = [_network(f"n{number}", (1, 2), 2, 4) for number in range(2)]
+    content = _content(networks, draw.randint(20, 40), "adaptive", cache="none")
+    content["resources"]["preprocessors"] = nodes
+    return _calm(case, nodes, 2, content, fault_tolerant=draw.random() < 0.7)
 
 
 SCENARIOS: dict[str, Scenario] = {
@@ -514,4 +547,6 @@ SCENARIOS: dict[str, Scenario] = {
     "live holder": _live_holder,
     "many epochs": _many_epochs,
     "node dies": _node_dies,
+    "many nodes": _many_nodes,
+    "pruned network dies": _pruned_network_dies,
 }

@@ -25,12 +25,16 @@ class TableOracle:
     Args:
         is_plain: whether networks have all scores: no network fails, and there are samples for
             validation.
+        is_calm: whether launches end in order, if at all.
         object_to: is called with what is wrong.
     """
 
-    def __init__(self, paths: RunPaths, is_plain: bool, object_to: Callable[[str], None]) -> None:
+    def __init__(
+        self, paths: RunPaths, is_plain: bool, is_calm: bool, object_to: Callable[[str], None]
+    ) -> None:
         self._paths = paths
         self._is_plain = is_plain
+        self._is_calm = is_calm
         self._object_to = object_to
 
     def check(self, rows: Mapping[str, NetworkResult]) -> None:
@@ -71,6 +75,8 @@ class TableOracle:
             self._object_to(f"{row.name} has {len(history)} epochs by its checkpoint: {row}")
         if bool(row.epochs) != (0 < row.best_epoch <= row.epochs):
             self._object_to(f"{row.name} has no best epoch: {row}")
+        if row.status is Status.TRAINING and row.parameters is None and self._is_calm:
+            self._object_to(f"{row.name} has no number of parameters: {row}")
         if row.status is Status.FAILED and not row.reason:
             self._object_to(f"{row.name} failed without a reason")
         if self._is_plain and row.epochs and any(math.isnan(row.value(name)) for name in SCORES):

@@ -3,6 +3,8 @@
 - A launch stops soon after it was interrupted: groups pause within their epochs.
 - Training that a crash may lose is at most as long as ``checkpoint.every`` says.
 - A launch waits for the lease of a dead or ended launch only as long as is needed to be sure.
+- A launch that trains nothing ends, or starts a network.
+- A network that fails for a reason that may pass is tried again after 5, 10, ... seconds.
 - Rank 0 exits soon after the others; and on one node after them, if its status is not 0, because
   mpirun takes it for an abort otherwise.
 """
@@ -35,6 +37,11 @@ _PAUSES_WITHIN_S = 1.0
 _SAVES_WITHIN_S = 1.0
 _STARTS_WITHIN_S = 12.0
 _EXITS_WITHIN_S = 1.0
+_IDLES_FOR_S = 1.0
+_DELAYS = 100  # of messages, before another network starts
+_TOO_LATE = "too little of the walltime"
+_BACKOFF_S = 5.0  # before the first retry of a network; then twice as long each time
+_LATE_S = 1.5
 # A crash of its node may tear the file of a lease that was never renewed; then no launch knows the
 # holder.
 _RENEWED_S = 3.5
@@ -54,9 +61,25 @@ class TimeOracle:
         self._is_one_node = case.nodes == 1
         self._may_wait = case.side_by_side > 1
         self._every_s = float(case.content["checkpoint"].get("every", math.inf))
+        functions = [str(model.get("build")) for model in case.content["models"]]
+        self._is_busy = (
+            self._is_prompt
+            and case.side_by_side == 1
+            and not {"lazy policy", "give verdict", "damage"} & set(case.kinds)
+            and "keep_open" not in case.content
+            and not any("search" in model for model in case.content["models"])
+            and not any(
+                "simulate.models" in function for function in functions if ":s" not in function
+            )
+            and not any(function.endswith((":hangs", ":shaky")) for function in functions)
+        )
+        self._idles_for_s = _IDLES_FOR_S + _DELAYS * case.delay_s
+        # job -> groups that train, since when there is none, and whether it was too late for more
+        self._groups: dict[Any, list[Any]] = {}
         self._interrupted_s: dict[Any, float] = {}  # job -> when its log said so
         self._saved_s: dict[tuple[k.Process, str], float] = {}
         self._ended_s: dict[k.Process, float] = {}
+        self._retry_s: dict[tuple[Any, str], float] = {}  # when a network is due again
         self._last: k.Process | None = None  # rank 0 of the launch before
         self._is_torn = False  # whether its lease may be unreadable
 
@@ -68,11 +91,20 @@ class TimeOracle:
             self._is_torn = bool(crashed) and ended_s - self._last.began_s < _RENEWED_S
         self._last = launch.ranks[0]
         for rank in launch.ranks:
-            rank.on_end.append(partial(self._end, launch, rank))
+            # Before mpirun takes the end for an abort.
+            rank.on_end.insert(0, partial(self._end, launch, rank))
 
     def logged(self, process: k.Process, record: Mapping[str, Any]) -> None:
         """Rank 0 logs an event."""
         now = self._kernel.now
+        if record["event"] == "retry" and not record.get("alone"):
+            backoff_s = _BACKOFF_S * 2 ** (record["retry"] - 1)
+            self._retry_s[process.mpi, record["network"]] = now + backoff_s
+        if record["event"] == "group":
+            due_s = self._retry_s.pop((process.mpi, record["network"]), now)
+            if self._is_prompt and not -_LATE_S < due_s - now < _LATE_S:
+                self._object_to(f"{record['network']} is tried again at {now}, not at {due_s}")
+        self._count_groups(process, record)
         if record["event"] == "interrupted":
             self._interrupted_s[process.mpi] = now
         if record["event"] != "start" or not self._is_prompt or self._may_wait:
@@ -80,6 +112,26 @@ class TimeOracle:
         waited_s = now - process.began_s
         if waited_s > _STARTS_WITHIN_S and not self._is_torn:
             self._object_to(f"{process} starts after {waited_s:.1f} s")
+
+    def _count_groups(self, process: k.Process, record: Mapping[str, Any]) -> None:
+        """Check that a launch does not go on long after its last group has stopped."""
+        now = self._kernel.now
+        event = record["event"]
+        state = self._groups.setdefault(process.mpi, [0, math.inf, False])
+        if event == "too_late":
+            state[2] = True
+        elif event == "interrupted" and record["reason"].startswith(_TOO_LATE) and not state[2]:
+            self._object_to(f"{process} ends without a word of what it could not start")
+        if event in ("group", "interrupted", "end"):
+            idle_s = now - state[1]
+            if self._is_busy and idle_s > self._idles_for_s:
+                self._object_to(f"{process} has trained nothing for {idle_s:.1f} s")
+        if event == "group":
+            state[0] += 1
+            state[1] = math.inf
+        elif event == "stopped":
+            state[0] -= 1
+            state[1] = math.inf if state[0] else now
 
     def begins_part(self, process: k.Process, name: str) -> None:
         """A master trains an epoch from a position on."""

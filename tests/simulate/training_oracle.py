@@ -62,15 +62,17 @@ class TrainingOracle:
         self._chains: dict[tuple, tuple[_Step, ...]] = {}
         self._ended: Counter[tuple[str, int]] = Counter()
         self._progress: dict[str, dict[Any, _Progress]] = {}  # network -> job -> progress
+        self._remaining: dict[str, tuple[int, int]] = {}  # damaged network -> what remains
         self.failed: set[str] = set()  # networks whose group has failed since they last began
 
     def storage_crashed(self) -> None:
         """Allow that what was trained is trained again."""
         self._progress.clear()
 
-    def damaged(self, name: str) -> None:
-        """Allow that a network is trained again."""
+    def damaged(self, name: str, remaining: tuple[int, int]) -> None:
+        """Allow that a network is trained again, from the checkpoint that remains."""
         self._progress.pop(name, None)
+        self._remaining[name] = remaining
 
     def epochs(self, name: str) -> int:
         """Return the newest epoch of a network that a group has ended."""
@@ -101,6 +103,10 @@ class TrainingOracle:
             part.chain = chain or ()
         elif epoch > 1 and (name, epoch - 1) not in self._ended:
             self._object_to(f"{name}: epoch {epoch} begins, but {epoch - 1} has not ended")
+        if (state.epoch, state.position) < self._remaining.pop(name, (0, 0)):
+            self._object_to(
+                f"{name} goes on at {epoch, state.position}, and not where it was saved"
+            )
         self._compare_progress(process, name, (epoch, state.position))
         members = [process.mpi.processes[rank] for rank in training.group.ranks]
         progress = _Progress(epoch, state.position, members)
