@@ -233,7 +233,8 @@ class Observer(Witness):
 
     def refused_verdict(self, network: str, error: Exception) -> None:
         """A command to a network was refused, because it has ended or for another reason."""
-        if ("has ended" in str(error)) != isinstance(error, NetworkEnded):
+        has_ended = str(error).startswith(f"{network} has ended")
+        if has_ended != isinstance(error, NetworkEnded):
             self.object_to(f"a command to {network} was refused by {error!r}")
 
     # ---- after each launch ----
