@@ -82,6 +82,7 @@ class Observer(Witness):
         self.epochs = 0  # of all networks, once all is done
         self.may_replay: list[str] = []
         self._leftovers = set[str]()
+        self._regrouped = set[str]()
         self._stopped = set[str]()  # networks that somebody has stopped or paused
         self._objections: list[str] = []
         object_to = self.object_to = self._objections.append
@@ -169,6 +170,8 @@ class Observer(Witness):
         self._economy.logged(process, record)
         if record["event"] == ev.CommandReceived.word and record["do"] in ("stop", "pause"):
             self._stopped.update(record["networks"])
+        if record["event"] == ev.GroupChanged.word:
+            self._regrouped.add(record["network"])
         if record["event"] in _FAILURES:
             self._training.failed.add(record["network"])
         return self._logs.begins_line(process, path, record)
@@ -421,7 +424,8 @@ class Observer(Witness):
         if lookup.state is None or lookup.damage:
             raise Failure(f"{name} has no best checkpoint: {lookup.damage}")
         best = lone.weights[lookup.state.epoch - 1]
-        exact = all(record.gpus == 1 for record in history)
+        # Within an epoch it may have had more GPUs than at its end.
+        exact = all(record.gpus == 1 for record in history) and name not in self._regrouped
         for key, array in best.items():
             measured = lookup.state.arrays[key]
             same = (

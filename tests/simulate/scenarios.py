@@ -144,7 +144,7 @@ def _deadly_network(draw: random.Random, case: Case) -> Case:
 
 def _many_preprocessors(draw: random.Random, case: Case) -> Case:
     """Several preprocessors on a node, of which one is slow."""
-    networks = [_network(f"n{number}", (1, 1), 3, 3) for number in range(2)]
+    networks = [_network("n0", (1, 1), 3, 3), _network("n1", (1, 1), 1, 3)]
     order = draw.choice(({}, {"order": "ring", "shards": 8}))
     content = _content(networks, draw.randint(80, 160), "adaptive", cache="none", **order)
     content["resources"]["preprocessors"] = draw.choice((2, 3))
@@ -192,6 +192,8 @@ def _growing_group(draw: random.Random, case: Case) -> Case:
 def _ring_of_nodes(draw: random.Random, case: Case) -> Case:
     """A ring is relayed between nodes by late messages, and is larger than the memory."""
     networks = [_network(f"n{number}", (1, 1), 2, 3) for number in range(2)]
+    if draw.random() < 0.5:
+        networks = [_network("n0", (2, 2), 3, 3)]
     content = _content(networks, draw.randint(80, 160), "adaptive", order="ring", shards=9)
     content["data"]["shared_memory"] = draw.choice((2_000, 3_000, 5_000))
     content["resources"]["preprocessors"] = 2
@@ -220,15 +222,32 @@ def _emulated_search(draw: random.Random, case: Case) -> Case:
     )
     content = _content(networks, draw.randint(8, 30), "adaptive")
     content["schedule"]["rates"] = f"{features.SHARED}/rates.json"
-    content["resources"]["engine"] = draw.choice(("emulated", "emulated", "numpy"))
+    if draw.random() < 0.5:
+        content["resources"]["engine"] = "emulated"
+    else:
+        networks[-1]["name"] = "t"  # which the file of rates lacks
+        content["models"] = networks
     return _calm(case, 1, 3, content)
+
+
+def _search_alone(draw: random.Random, case: Case) -> Case:
+    """A searcher proposes all networks."""
+    network = {
+        "family": "softmax",
+        "name": "s",
+        "space": {"train.optimizer.learning_rate": {"low": 0.01, "high": 0.3}},
+        "search": {"sampler": "random", "max_trials": 3, "max_concurrent": 1},
+        "train": {"batch": {"size": 4}, "stopping": {"max_epochs": 2}},
+    }
+    content = _content([network], draw.randint(8, 30), draw.choice(("adaptive", "baseline")))
+    return _calm(case, 1, draw.choice((2, 3)), content)
 
 
 def _rates_of_batches(draw: random.Random, case: Case) -> Case:
     """The policy chooses the batches, by rates of a file or by measurements."""
     networks = [_network(f"n{number}", (1, 2), 2, 4) for number in range(2)]
     for network in networks:
-        network["train"]["batch"] = {"size": [2, 8], "learning_rate": "linear"}
+        network["train"]["batch"] = {"size": [1, 8], "learning_rate": "linear"}
     content = _content(networks, draw.randint(200, 300), "elastic")
     if draw.random() < 0.5:
         content["schedule"]["rates"] = f"{features.SHARED}/rates_of_batches.json"
@@ -527,6 +546,17 @@ def _many_nodes(draw: random.Random, case: Case) -> Case:
     return _calm(case, nodes, 2, content, fault_tolerant=draw.random() < 0.7)
 
 
+def _node_released(draw: random.Random, case: Case) -> Case:
+    """Somebody asks for a node while networks train on all."""
+    nodes = draw.choice((2, 3))
+    networks = [_network(f"n{number}", (1, 2), 3, 2) for number in range(3)]
+    content = _content(networks, draw.randint(150, 250), draw.choice(("adaptive", "baseline")))
+    content["resources"]["preprocessors"] = nodes
+    # the number of the command among those of a person
+    events = (_event("commands", 0, 0.5 + draw.random(), draw.randrange(1000), 9.5 / 12),)
+    return _calm(case, nodes, 3, content, kinds=("commands",), events=events, launches=1)
+
+
 SCENARIOS: dict[str, Scenario] = {
     "deadly network": _deadly_network,
     "many preprocessors": _many_preprocessors,
@@ -557,5 +587,7 @@ SCENARIOS: dict[str, Scenario] = {
     "many epochs": _many_epochs,
     "node dies": _node_dies,
     "many nodes": _many_nodes,
+    "node released": _node_released,
+    "search alone": _search_alone,
     "pruned network dies": _pruned_network_dies,
 }

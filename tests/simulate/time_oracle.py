@@ -73,7 +73,7 @@ class TimeOracle:
             )
             and not any(function.endswith((":hangs", ":shaky")) for function in functions)
         )
-        self._idles_for_s = _IDLES_FOR_S + _DELAYS * case.delay_s
+        self._slack_s = _DELAYS * case.delay_s
         # job -> groups that train, since when there is none, and whether it was too late for more
         self._groups: dict[Any, list[Any]] = {}
         self._interrupted_s: dict[Any, float] = {}  # job -> when its log said so
@@ -124,7 +124,7 @@ class TimeOracle:
             self._object_to(f"{process} ends without a word of what it could not start")
         if event in ("group", "interrupted", "end"):
             idle_s = now - state[1]
-            if self._is_busy and idle_s > self._idles_for_s:
+            if self._is_busy and idle_s > _IDLES_FOR_S + self._slack_s:
                 self._object_to(f"{process} has trained nothing for {idle_s:.1f} s")
         if event == "group":
             state[0] += 1
@@ -147,10 +147,10 @@ class TimeOracle:
             return
         now = self._kernel.now
         interrupted_s = now - self._interrupted_s.get(process.mpi, math.inf)
-        if interrupted_s > _PAUSES_WITHIN_S:
+        if interrupted_s > _PAUSES_WITHIN_S + self._slack_s:
             self._object_to(f"{name} is trained {interrupted_s:.1f} s after the interruption")
         unsaved_s = now - self._saved_s.get((process, name), now)
-        if is_master and unsaved_s > self._every_s + _SAVES_WITHIN_S:
+        if is_master and unsaved_s > self._every_s + _SAVES_WITHIN_S + self._slack_s:
             self._object_to(f"{name} was not saved for {unsaved_s:.1f} s")
 
     def _end(self, launch: Launch, rank: k.Process) -> None:
@@ -164,5 +164,5 @@ class TimeOracle:
             return
         if all(peer.has_returned for peer in peers):
             waited_s = now - max(self._ended_s[peer] for peer in peers)
-            if waited_s > _EXITS_WITHIN_S:
+            if waited_s > _EXITS_WITHIN_S + self._slack_s:
                 self._object_to(f"{rank} exits {waited_s:.1f} s after the others")
