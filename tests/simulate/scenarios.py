@@ -86,6 +86,7 @@ def _calm(case: Case, nodes: int, ranks_per_node: int, content: Content, **chang
         "events": (),
         "launches": 0,
         "late": 0.01,
+        "delay_s": min(case.delay_s, 1e-3),
         "slow": 1.0,
         "offsets": (),
         "side_by_side": 1,
