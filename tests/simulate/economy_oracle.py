@@ -135,9 +135,9 @@ class EconomyOracle:
         elif event == "failed" and record.get("may_pass"):
             self._passing.add(record["network"])
         elif event == "start":
-            most = self._case.content["resources"].get("networks_per_gpu", 1)
-            if most != "auto" and record.get("slots", 1) > most:
-                self._object_to(f"more than {most} networks may share a GPU: {record}")
+            limit = self._case.content["resources"].get("networks_per_gpu", 1)
+            if limit != "auto" and record.get("slots", 1) > limit:
+                self._object_to(f"more than {limit} networks may share a GPU: {record}")
         elif event == "bad_sample":
             self._skipped.add(record["name"])
         elif event == "stream":  # later ones follow other reports
