@@ -54,7 +54,8 @@ from launch.binding import (
     process_cores,
     ranks_per_core,
 )
-from launch.devices import DEVICES, gpus_per_node, visible_gpus
+from launch.devices import DEVICES, find_maker, gpus_per_node, visible_gpus
+from launch.energy import find_counters
 from launch.environment import ends_with_any_rank, is_first, launched_ranks, local_rank
 from launch.errors import InputError
 from launch.memory import free_shared_memory
@@ -293,9 +294,11 @@ def _run(
     allow_imports_beside(request.spec)
     # Rank 0 validates the input; then all ranks continue, or none does.
     node_of = world.node_of()
-    gpus = world.allgather({device: visible_gpus(os.environ, device) for device in DEVICES})
+    visible = {device: visible_gpus(os.environ, device) for device in DEVICES}
+    counters = find_counters(visible["auto"], find_maker(os.environ), os.environ)
+    gpus, counts_energy = zip(*world.allgather((visible, bool(counters))), strict=True)
     gpus_of = {
-        device: gpus_per_node([visible[device] for visible in gpus], node_of) for device in DEVICES
+        device: gpus_per_node([of_rank[device] for of_rank in gpus], node_of) for device in DEVICES
     }
     cores = world.allgather(process_cores())
     ranks = Ranks(
@@ -305,6 +308,7 @@ def _run(
         min(world.allgather(free_shared_memory())),
         cores_per_node(cores, node_of),
         gpus_of,
+        any(counts_energy),
     )
     timer.end("meeting")
     engine_import = EngineImport()

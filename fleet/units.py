@@ -220,6 +220,24 @@ def format_duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+J_PER_KWH = 3.6e6
+
+
+def kilojoules(joules: float | None) -> float | None:
+    """Convert joules to kJ; None stays None."""
+    return None if joules is None else joules / 1000
+
+
+def format_energy(kj: float) -> str:
+    """Format an energy.
+
+    >>> format_energy(12.345), format_energy(36000)
+    ('12.35 kJ', '10 kWh')
+    """
+    kwh = 1000 * kj / J_PER_KWH
+    return f"{kj:.4g} kJ" if kwh < 1 else f"{kwh:.4g} kWh"
+
+
 def format_size(count: float) -> str:
     """Format a number of bytes.
 

@@ -6,8 +6,9 @@ None; the caller then looks elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -72,3 +73,28 @@ def _amd_handle(library: ModuleType, gpu: Gpu) -> Any:
         for handle in library.amdsmi_get_processor_handles()
         if library.amdsmi_get_gpu_device_bdf(handle).lower() == address
     )
+
+
+def energy_reader(maker: Maker, name: str, gpu: Gpu | None) -> Callable[[], float] | None:
+    """Return a function that reads the joules that a GPU has used; None if no library tells.
+
+    Args:
+        maker, name, gpu: see :func:`memory_bytes`.
+    """
+    with suppress(Exception):
+        if maker is NVIDIA and (library := nvml()) is not None:
+            return partial(_nvidia_joules, library, _nvidia_handle(library, name))
+        if maker is AMD and (library := amdsmi()) is not None and gpu is not None:
+            return partial(_amd_joules, library, _amd_handle(library, gpu))
+    return None
+
+
+def _nvidia_joules(library: ModuleType, handle: Any) -> float:
+    joules: float = library.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
+    return joules
+
+
+def _amd_joules(library: ModuleType, handle: Any) -> float:
+    count = library.amdsmi_get_energy_count(handle)
+    microjoules: float = count["energy_accumulator"] * count["counter_resolution"]
+    return microjoules / 1e6

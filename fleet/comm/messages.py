@@ -146,6 +146,13 @@ class Pace(NamedTuple):
     rate: StepRate = StepRate()  # of its steps, if it has changed
 
 
+class EnergyUsed(NamedTuple):
+    """A rank has used energy for a network since it last reported; only where it is counted."""
+
+    network: str
+    joules: float
+
+
 class Warned(NamedTuple):
     """An engine has built a network and warns about it."""
 
@@ -290,6 +297,7 @@ Message: TypeAlias = (
     | Joined
     | Built
     | Pace
+    | EnergyUsed
     | Warned
     | FellBack
     | EpochDone

@@ -51,9 +51,10 @@ from fleet.storage.paths import RunPaths
 from fleet.storage.quota import folder_bytes
 from launch.binding import cores_per_node, process_cores
 from launch.devices import describe_devices, find_maker, gpus_per_node, visible_gpus
+from launch.energy import describe_counters, find_counters
 from launch.environment import find_launcher, launched_ranks, local_rank
 from launch.errors import InputError, pluralize
-from launch.gpus import usable_gpus
+from launch.gpus import Maker, usable_gpus
 from launch.memory import free_shared_memory
 from launch.numa import GpuNode, find_gpu_nodes
 from launch.place import format_numbers
@@ -250,8 +251,14 @@ def _facts(
         libraries,
         free_shared_memory(),
         find_gpu_nodes(gpus, maker),
-        describe_devices(os.environ) if is_first_of_node else {},
+        _devices(gpus, maker) if is_first_of_node else {},
     )
+
+
+def _devices(gpus: Sequence[str], maker: Maker | None) -> dict[str, str]:
+    """Describe the devices of a node, and what counts their energy."""
+    counters = find_counters(gpus, maker, os.environ)
+    return {**describe_devices(os.environ), "energy": describe_counters(counters)}
 
 
 def _reading_problem(data: DataSet | None) -> str:

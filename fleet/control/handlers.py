@@ -247,6 +247,7 @@ _HANDLERS: Mapping[type, Callable[[MessageHandlers, Any], bool | None]] = {
     m.Throughput: lambda self, throughput: self._grants.record_throughput(throughput),
     m.Prepared: MessageHandlers._on_prepared,
     m.Measured: MessageHandlers._on_measured,
+    m.EnergyUsed: lambda self, used: self._outbox.log(events.EnergyUsed(used.network, used.joules)),
     m.Warned: lambda self, warned: self._warning_log.add_warning(warned),
     m.SampleUnreadable: lambda self, bad: self._warning_log.add_unreadable(bad),
     e.RanksDied: MessageHandlers._on_ranks_died,

@@ -151,6 +151,7 @@ class RunState:
         networks: networks by name; grows.
         changes: the changes of networks.
         parameters: network -> number of parameters, if known.
+        joules: network -> energy that its training has used, where it is counted.
         launches: launches in the order in which they began.
         epochs: all ended epochs, with repeated ones.
         records: which network had which devices, and when epochs ended.
@@ -176,6 +177,7 @@ class RunState:
         self.networks: dict[str, RunNetwork] = {}
         self.changes = NetworkChangeCounter()
         self.parameters: dict[str, int] = {}
+        self.joules: dict[str, float] = {}
         self.launches: list[RunLaunch] = []
         self.epochs: list[RunEpoch] = []
         self.records: list[Record] = []
@@ -383,6 +385,9 @@ class RunState:
                 self.sharing = event.speedups
             case e.CacheChosen():
                 self.cache = event
+            case e.EnergyUsed():
+                self.joules[event.network] = self.joules.get(event.network, 0.0) + event.joules
+                self.changes.add(event.network)
             case e.RunWarned():
                 self.warnings[event.warning] = None
             case e.NetworkFailed() | e.NetworkRetried() | e.GroupStarted() | e.GroupFailed():

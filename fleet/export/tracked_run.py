@@ -195,13 +195,19 @@ class TrackedRun:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Its numbers: the values of the best network at its best epoch, and counts of networks."""
+        """Its numbers: values of the best network at its best epoch, counts of networks, energy."""
         counts = Counter(network.status for network in self.networks)
         best = self.best_network
+        energies = [
+            network.numbers["energy_kj"]
+            for network in self.networks
+            if "energy_kj" in network.numbers
+        ]
         return {
             "networks": len(self.networks),
             **{f"networks_{status}": counts[status] for status in _ENDS},
             **({} if best is None else {**best.best_values, **best.numbers}),
+            **({"energy_kj": sum(energies)} if energies else {}),
         }
 
 
@@ -339,6 +345,7 @@ class _NetworkBuilder:
             "reason": row.reason,
             "parameters": row.parameters,
             "best_epoch": row.best_epoch,
+            "energy_kj": row.energy_kj,
             # what repeats of a configuration have in common
             "configuration": spec.stem if spec.repeat is not None else "",
             "parent": row.parent,

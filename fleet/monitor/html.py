@@ -42,7 +42,7 @@ from fleet.monitor.search_summary import (
 from fleet.prediction.ensembles import TABLE_NOTE, TABLE_TITLE, make_table
 from fleet.storage.files import atomic_write
 from fleet.storage.leaderboard import short_names
-from fleet.units import format_duration
+from fleet.units import format_duration, format_energy
 from launch.errors import pluralize
 
 # Activity -> label and color, in the order of the bar of GPU time.
@@ -189,6 +189,8 @@ def _summary(report: RunReport) -> str:
         facts.append(
             (format_duration(account.first_signal_s), "until every network had finished an epoch")
         )
+    if report.energy_kj is not None:
+        facts.append((format_energy(report.energy_kj), "energy of training"))
     facts += [
         (f"{account.gpus}", f"{account.device}s, {account.gpus_per_node} per node{shared}"),
         (account.policy, "policy"),

@@ -149,6 +149,11 @@ class RunReport:
             "failed": sum(row.status is table.Status.FAILED for row in networks),
         }
 
+    @property
+    def energy_kj(self) -> float | None:
+        """The energy of all networks in kJ; None where none is counted."""
+        return table.total_kj(table.without_means(self.rows))
+
     def spec_of(self, network: str) -> NetworkSpec | None:
         """Return the spec of a network; None if it cannot be read, or of a mean of networks."""
         return None if self.spec is None else self.spec.by_name.get(network)
@@ -164,6 +169,7 @@ class RunReport:
             "counts": self.counts if any(row.is_mean for row in self.rows) else None,
             "data_changes": self.run.data_changes,
             "data_now": self.data_now,
+            "energy_kj": self.energy_kj,
             "searches": [search.as_dict() for search in self.searches],
             "rungs": self.rungs,
         }
@@ -236,6 +242,8 @@ def _record(row: table.NetworkResult) -> dict[str, Any]:
     """Return a row of the table as a dictionary; some keys only if the network has them."""
     record = dataclasses.asdict(row)
     unneeded = {key for key in ("metrics", "repeats", "violates") if not record[key]}
+    if row.energy_kj is None:
+        unneeded.add("energy_kj")
     return {key: value for key, value in record.items() if key not in unneeded}
 
 

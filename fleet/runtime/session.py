@@ -7,6 +7,8 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fleet.comm.messages import Tag, Warned
 from fleet.comm.protocols import World
 from fleet.comm.segment import Segment, unlink_all
@@ -19,6 +21,7 @@ from fleet.runtime.preprocessor import Preprocessor
 from fleet.runtime.startup.engine_import import EngineImport
 from fleet.runtime.startup.launch import Launch, PreparedLaunch
 from fleet.runtime.startup.request import StartupTimer
+from fleet.runtime.training.energy import EnergyMeter, Meter, NoMeter
 from fleet.runtime.training.shared_gpus import SharedGpus
 from fleet.runtime.training.sources import make_sources
 from fleet.runtime.training.trainer import Trainer
@@ -30,7 +33,8 @@ from fleet.stream.layout import chunk_size
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.window import Window
 from launch.devices import find_maker, memory_mib, visible_gpus
-from launch.gpus import NVIDIA
+from launch.energy import find_counters
+from launch.gpus import NVIDIA, Maker
 from launch.numa import bind, find_gpu_nodes, on_gpu_node
 from launch.pinned_memory import Pinning
 from preprocess.decode import decoder_name
@@ -71,6 +75,7 @@ class Session:
         self._timer = timer or StartupTimer()
         self._roles = launch.roles
         self._shared = NodeMemory()
+        self._meter: Meter = NoMeter()
         self._first_epoch = 0  # the stream's first epoch in this launch
         self._memory_mib: int | None = None  # of this trainer's GPU, if GPUs are shared
 
@@ -81,10 +86,12 @@ class Session:
         self._interruption.on_signal = self._death_detector.on_signal
         self._interruption.end_at_once = lambda: self._world.end_all_ranks(INTERRUPTED)
         self._world.before_end = self._death_detector.prepare_end
-        if self._roles.shared or self._roles.slots > 1:
+        if self._roles.shared or self._roles.slots > 1 or self._launch.counts_energy:
             self._map_memory()
         gpu = self._gpu()  # before MPS renames it
         maker = find_maker(os.environ, self._launch.spec.resources.device)
+        if self._launch.counts_energy:
+            self._meter = self._make_meter(gpu, maker)
         if gpu is not None:
             bind(find_gpu_nodes([gpu], maker))
         shared = gpu if self._shares_gpus else None
@@ -145,6 +152,7 @@ class Session:
             self._launch.fence,
             active_slots,
             self._death_detector.marker,
+            self._meter,
         )
         trainer.start(is_busy)
         trainer.run()
@@ -213,6 +221,8 @@ class Session:
                 )
             if roles.slots > 1:
                 memory["active_slots"] = Segment(f"{name}-slots", roles.gpus_per_node, create)
+            if launch.counts_energy:
+                memory["busy"] = Segment(f"{name}-busy", 8 * roles.gpus_per_node, create)
             if launch.augmented_epochs:
                 memory["augmented"] = NodeEpochs(
                     launch.sample.wire,
@@ -234,6 +244,30 @@ class Session:
             self._world.allgather(None)  # the leader first, then all others
         if leads:
             unlink_all(name)
+
+    def _make_meter(self, gpu: str | None, maker: Maker | None) -> Meter:
+        """Return the meter of this rank's networks; collective over all ranks.
+
+        Args:
+            gpu: this trainer's GPU.
+            maker: its maker.
+        """
+        roles = self._roles
+        rank = self._world.rank
+        counters = []
+        if rank in roles.trainers:
+            names = () if gpu is None else (gpu,)
+            counters = find_counters(names, maker, os.environ)
+        keys = self._world.allgather([counter.key for counter in counters])
+        mates = [mate for mate in roles.trainers if roles.node_of[mate] == roles.node_of[rank]]
+        if not counters or self._shared.busy is None:
+            return NoMeter()
+        sharers = [
+            [roles.local_index(mate) for mate in mates if counter.key in keys[mate]]
+            for counter in counters
+        ]
+        busy = np.frombuffer(self._shared.busy.memory, np.float64, roles.gpus_per_node)
+        return EnergyMeter(counters, sharers, busy, roles.local_index(rank))
 
     def _preprocessor(self) -> Preprocessor:
         training = self._launch.pipeline("train")

@@ -23,6 +23,7 @@ from fleet.search.trials import Configuration, EpochValue, Trial, Trials, mean_o
 from fleet.spec import Stopping
 from fleet.spec.enumeration import size_of
 from fleet.spec.naming import network_name
+from fleet.units import J_PER_KWH, kilojoules
 
 
 class Sampling:
@@ -81,6 +82,15 @@ class Sampling:
         return budget is not None and (
             (budget.epochs is not None and self._epochs[entry] >= budget.epochs)
             or (budget.gpu_hours is not None and self._gpu_s[entry] >= 3600 * budget.gpu_hours)
+            or (budget.kwh is not None and self._joules(entry) >= J_PER_KWH * budget.kwh)
+        )
+
+    def _joules(self, entry: str) -> float:
+        """Return the energy that the networks of an entry have used."""
+        return sum(
+            joules
+            for name, joules in self._run.joules.items()
+            if name in self._trials and self._trials[name].entry == entry
         )
 
     def wants(self, entry: str) -> bool:
@@ -114,6 +124,8 @@ class Sampling:
                 epochs = budget.epochs - trained
             if budget is not None and budget.gpu_hours is not None and self._gpu_s[entry]:
                 epochs = min(epochs, (3600 * budget.gpu_hours / self._gpu_s[entry] - 1) * trained)
+            if budget is not None and budget.kwh is not None and (used := self._joules(entry)):
+                epochs = min(epochs, (J_PER_KWH * budget.kwh / used - 1) * trained)
         return ExpectedTrials(
             max(0, networks),
             epochs,
@@ -256,6 +268,7 @@ class Sampling:
             "rate": self.rate_of(trial.name) or max(rates, default=0.0) or None,
             "epochs": len(history),
             "seconds": sum(epoch.seconds for epoch in history),
+            "energy": kilojoules(self._run.joules.get(trial.name)),
         }
 
     def handle_answer(self, entry: str, call: Call, answer: Any) -> tuple[AnswerEffect, str]:

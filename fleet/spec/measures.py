@@ -31,6 +31,7 @@ COLUMNS = frozenset(
         "epoch",
         "best_epoch",
         "seconds",
+        "energy_kj",
         "drawn",
         "stream_epoch",
         "learning_rate",

@@ -43,11 +43,13 @@ class Budget:
     """Number of epochs over all networks of the entry."""
     gpu_hours: AboveZero | None = None
     """GPU hours over all networks of the entry."""
+    kwh: AboveZero | None = None
+    """Energy over all networks of the entry, in kWh; only on machines that count it."""
 
     @model_validator(mode="after")
     def _check_not_empty(self) -> Budget:
-        if self.epochs is None and self.gpu_hours is None:
-            raise ValueError("needs `epochs:` or `gpu_hours:`, or both")
+        if self.epochs is None and self.gpu_hours is None and self.kwh is None:
+            raise ValueError("needs `epochs:`, `gpu_hours:` or `kwh:`")
         return self
 
 
@@ -57,6 +59,7 @@ NETWORK_OBJECTIVES: Mapping[str, Mode] = {
     "rate": "maximize",
     "epochs": "minimize",
     "seconds": "minimize",
+    "energy": "minimize",
 }
 
 
@@ -67,7 +70,8 @@ class Objective:
     value: str
     """Quantity to optimize: loss, accuracy or a metric in the network's best epoch, with val_ in
     front for validation data; or parameters (number of weights), rate (samples/s on one GPU),
-    epochs or seconds (training time). The first objective must be a loss, an accuracy or a metric.
+    epochs, seconds (training time) or energy (of training, in kJ, on machines that count it). The
+    first objective must be a loss, an accuracy or a metric.
     """
     mode: Mode | None = None
     """Whether to maximize or minimize it. Only required for your own metrics."""

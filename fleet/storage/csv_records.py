@@ -27,6 +27,7 @@ OPTIONAL = {
     "parent_epoch": "parent",
     "start": "start",
     "violates": "violates",
+    "energy_kj": "energy_kj",
 }
 
 

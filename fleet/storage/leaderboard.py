@@ -52,6 +52,7 @@ def leaderboard(
         if name.startswith(("val_", "test_")) or f"val_{name}" not in metrics
     ]
     has_children = any(row.parent for row in rows)
+    has_energy = any(row.energy_kj is not None for row in rows)
     has_violations = any(row.violates for row in rows)
     varied = varied_parameters(rows)[:parameters]
     headers = [
@@ -64,6 +65,7 @@ def leaderboard(
         *short_names(varied),
         "params",
         "s",
+        *(["kJ"] if has_energy else []),
         *(["from"] if has_children else []),
         *(["violates"] if has_violations else []),
         "why",
@@ -78,6 +80,7 @@ def leaderboard(
             *(_brief(row.drawn.get(name)) for name in varied),
             row.parameters,
             round(row.seconds, 1),
+            *(["" if row.energy_kj is None else f"{row.energy_kj:.4g}"] if has_energy else []),
             *([row.parent and f"{row.parent}, epoch {row.parent_epoch}"] if has_children else []),
             *([row.violates] if has_violations else []),
             row.reason if len(row.reason) <= 50 else row.reason[:47] + "...",

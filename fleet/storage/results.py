@@ -40,6 +40,7 @@ from fleet.storage.files import (
 )
 from fleet.storage.paths import RunPaths
 from fleet.storage.rank_deaths import RankDeaths
+from fleet.units import kilojoules
 from preprocess.sample import SampleSpec
 
 if TYPE_CHECKING:
@@ -155,6 +156,8 @@ class NetworkResult:
         parent_epoch: epoch of the parent.
         repeats: as ``folds``, for the repeats of a configuration; failed ones are left out.
         violates: the constraints of its search that it violates, joined by commas.
+        energy_kj: energy of its training, with epochs that were lost; None where none is counted.
+            Of several networks, the sum.
     """
 
     name: str
@@ -178,6 +181,7 @@ class NetworkResult:
     parent_epoch: int = 0
     repeats: int = 0
     violates: str = ""
+    energy_kj: float | None = None
 
     @property
     def is_mean(self) -> bool:
@@ -201,6 +205,8 @@ class NetworkResult:
             columns |= {"parent": self.parent, "parent_epoch": self.parent_epoch}
         if self.violates:
             columns["violates"] = self.violates
+        if self.energy_kj is not None:
+            columns["energy_kj"] = self.energy_kj
         return columns
 
 
@@ -381,6 +387,7 @@ class Results:
             tested.loss,
             tested.accuracy,
             seconds=sum(record.seconds for record in history),
+            energy_kj=kilojoules(self.run.joules.get(name)),
             drawn=network.parameters,
             parent=network.parent,
             parent_epoch=network.parent_epoch,
@@ -516,6 +523,7 @@ def mean_of_repeats(name: str, rows: Sequence[NetworkResult]) -> NetworkResult:
         status=common_status([row.status for row in counted]),
         reason=f"{failed[0].name}: {failed[0].reason}" if failed else "",
         seconds=sum(row.seconds for row in rows),
+        energy_kj=total_kj(rows),
         repeats=len(rows),
         parent="",
         parent_epoch=0,
@@ -548,12 +556,19 @@ def _mean(name: str, rows: Sequence[NetworkResult]) -> NetworkResult:
         epochs=round(fmean(row.epochs for row in trained)),
         best_epoch=round(fmean(row.best_epoch for row in trained)),
         seconds=sum(row.seconds for row in rows),
+        energy_kj=total_kj(rows),
         **values,
         metrics=mean,
         deviation={
             column: stdev(numbers) for column, numbers in column_values.items() if len(numbers) > 1
         },
     )
+
+
+def total_kj(rows: Iterable[NetworkResult]) -> float | None:
+    """Return the energy of several networks in kJ; None if none is counted."""
+    counted = [row.energy_kj for row in rows if row.energy_kj is not None]
+    return sum(counted) if counted else None
 
 
 def _rank(row: NetworkResult, columns: Sequence[tuple[str, int]]) -> tuple:
@@ -586,6 +601,7 @@ def network_facts(row: NetworkResult, run: RunState) -> dict[str, float | None]:
         "rate": row.metrics.get("rate", rates[0] if rates else None),
         "epochs": row.epochs or None,
         "seconds": row.seconds or None,
+        "energy": row.energy_kj,
     }
 
 

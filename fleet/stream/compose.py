@@ -53,6 +53,8 @@ class NodeMemory:
         augmented: epochs of augmented training samples; None if none are shared.
         active_slots: which trainers train a network
             (:class:`fleet.stream.active_slots.ActiveSlots`); None if no GPU is shared.
+        busy: seconds of the steps of each trainer
+            (:class:`fleet.runtime.training.energy.EnergyMeter`); None where no energy is counted.
     """
 
     window: Window | None = None
@@ -60,6 +62,7 @@ class NodeMemory:
     validation: SampleSet | None = None
     active_slots: Segment | None = None
     augmented: NodeEpochs | None = None
+    busy: Segment | None = None
 
     def sample_segments(self) -> list[Segment]:
         """Return the segments that hold samples."""

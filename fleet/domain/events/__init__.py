@@ -41,6 +41,7 @@ Event: TypeAlias = (
     | RoundStarted
     | GroupStarted
     | GroupChanged
+    | EnergyUsed
     | EpochEnded
     | GroupStopped
     | NetworkFinished

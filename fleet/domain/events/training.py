@@ -135,6 +135,17 @@ class GroupChanged(JsonRecord, word="regroup"):
     seconds: Micro
 
 
+class EnergyUsed(JsonRecord, word="energy"):
+    """A rank has used energy to train a network, also for epochs that are lost later.
+
+    Attributes:
+        joules: since its previous event.
+    """
+
+    network: str
+    joules: Micro
+
+
 class EpochEnded(JsonRecord, word="epoch"):
     """A network has finished an epoch.
 

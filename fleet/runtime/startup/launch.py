@@ -41,6 +41,7 @@ class Ranks:
         node_of: the node of each rank.
         gpus_per_node: number of visible GPUs of a node; None without GPUs.
         gpus_of: the same for one maker's GPUs, by their name in ``resources.device``.
+        counts_energy: whether a rank can read a counter of energy.
         per_core: number of ranks that share a core.
         shared_free: free bytes of shared memory, on the node that has least.
         cores: number of cores of a node that its ranks may use.
@@ -52,6 +53,7 @@ class Ranks:
     shared_free: float = math.inf
     cores: int | None = None
     gpus_of: Mapping[str, int | None] = field(default_factory=dict)
+    counts_energy: bool = False
 
     def count_gpus(self, device: str) -> int | None:
         """Return the number of GPUs of a node that a run may use; None without GPUs.
@@ -88,6 +90,7 @@ class Launch:
         codes: import path of a ``build:`` function, or of the engine -> its files.
         fence: the fence of the run's lease, unless each network has a lease.
         replayed: the history to train again, in a replay of one network.
+        counts_energy: whether ranks report the energy of their networks.
     """
 
     request: Request
@@ -101,6 +104,7 @@ class Launch:
     codes: Mapping[str, Code]
     fence: Fence
     replayed: tuple[EpochRecord, ...]
+    counts_energy: bool
 
     @property
     def sample(self) -> SampleSpec:

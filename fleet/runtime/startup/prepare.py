@@ -93,6 +93,8 @@ def prepare(
         )
         paths = RunPaths(spec.output.absolute())
         extremes = dataclasses.replace(full_spec, networks=())
+    if spec.engine.learns and not ranks.counts_energy:
+        _check_energy(full_spec)
     import_plan = plan_import(spec, roles, RunState() if replay else past.run)
     if import_plan.ranks:
         check_installed(spec.engine)
@@ -186,6 +188,7 @@ def prepare(
         codes,
         fence,
         () if replay is None else replay.history,
+        ranks.counts_energy and spec.engine.learns and replay is None,
         cache,
         Machine(hardware(spec.resources.device), ranks.per_core),
         extremes,
@@ -194,6 +197,28 @@ def prepare(
         data_warnings,
         find_accuracies_of_chance(inputs),
     )
+
+
+def _check_energy(spec: Spec) -> None:
+    """Refuse searches that need a counter of energy.
+
+    Raises:
+        UserError: one has a budget or an objective of energy.
+    """
+    for index, entry in enumerate(spec.document.models):
+        search = entry.search
+        if search is None:
+            continue
+        path = f"models[{index}].search"
+        if search.budget is not None and search.budget.kwh is not None:
+            key, use = f"{path}.budget.kwh", "epochs or gpu_hours"
+        elif any(objective.value == "energy" for objective in search.objectives):
+            key, use = f"{path}.objectives: energy", "seconds"
+        else:
+            continue
+        raise UserError(
+            f"{key}: no rank can read a counter of energy (fleet doctor says why); use {use}"
+        )
 
 
 def _read_spec(request: Request) -> Spec:

@@ -36,6 +36,7 @@ from fleet.errors import InfrastructureError
 from fleet.prediction.saved_predictions import save_outputs
 from fleet.runtime.training.agreement import TrainingFailed, all_or_none
 from fleet.runtime.training.clocks import EpochClock, PaceReport
+from fleet.runtime.training.energy import Meter, NoMeter
 from fleet.runtime.training.evaluation import can_predict, evaluate, predict
 from fleet.runtime.training.network import Training
 from fleet.runtime.training.sources import Sources
@@ -63,6 +64,7 @@ class TrainingLoop:
         writer: writes the checkpoints.
         save_every: seconds between two checkpoints inside an epoch; None for none.
         active_slots: the networks on this rank's GPU.
+        meter: measures the energy of the network.
     """
 
     world: World
@@ -71,6 +73,7 @@ class TrainingLoop:
     writer: CheckpointWriter
     save_every: float | None
     active_slots: ActiveSlots
+    meter: Meter = dataclasses.field(default_factory=NoMeter)
 
     def __post_init__(self) -> None:
         self._pauses = False  # whether the coordinator has asked this master's group to pause
@@ -80,8 +83,19 @@ class TrainingLoop:
 
     def run(self, training: Training, state: TrainingState, first: m.Start | m.Regroup) -> None:
         """Train a network, marked as active on its GPU; see :meth:`_run`."""
+        self.meter.begin()
         with self.active_slots.present():
-            self._run(training, state, first)
+            try:
+                self._run(training, state, first)
+            except BaseException:
+                self._report_energy(training, is_end=True)
+                raise
+
+    def _report_energy(self, training: Training, is_end: bool = False) -> None:
+        """Report the energy that this rank has used, if it is counted."""
+        joules = self.meter.take(is_end)
+        if joules:
+            self._send(m.EnergyUsed(training.network.name, joules))
 
     def _run(self, training: Training, state: TrainingState, first: m.Start | m.Regroup) -> None:
         """Train epoch after epoch until the coordinator stops the group or removes this rank.
@@ -107,6 +121,7 @@ class TrainingLoop:
                     source = sources.stream.local
                 self._clock.restart()
             state, is_over, missed = self._train_part(training, state, source, epoch)
+            self._report_energy(training)  # before the report of the epoch, which ranks wait for
             is_group = training.group.size > 1
             is_cut = False
             if not is_over:
@@ -131,11 +146,13 @@ class TrainingLoop:
             if isinstance(order, m.Stop):
                 if training.group.is_master and state.position and order.saves:
                     self._save(training, state)
+                self._report_energy(training, is_end=True)
                 self.finish(training, order.final)
                 return
             if isinstance(order, m.Regroup):
                 state = self._hand_over(training.group, order, state)
                 if self.world.rank not in order.ranks:
+                    self._report_energy(training, is_end=True)
                     return
                 self.change_group(training, order, state)
                 if training.group.is_master:
@@ -205,6 +222,9 @@ class TrainingLoop:
             is_rounded = training.capabilities.lengths == "few"
             batches = self.sources.of(network).stream.cut(batches, is_rounded, consumed)
         for finished in steps.run(strides(training, batches)):
+            self.meter.add_step(finished.seconds * len(finished.batches))
+            if self.meter.is_due():
+                self._report_energy(training)
             for batch, sums in zip(finished.batches, finished.sums, strict=True):
                 if batch.size == size:
                     training.steps.add(size, finished.seconds)

@@ -26,6 +26,7 @@ from fleet.engines.base import (
 from fleet.errors import GroupMemberDied, InfrastructureError
 from fleet.runtime.training.agreement import TrainingFailed, all_or_none
 from fleet.runtime.training.building import build_within
+from fleet.runtime.training.energy import Meter, NoMeter
 from fleet.runtime.training.loop import TrainingLoop
 from fleet.runtime.training.network import Training
 from fleet.runtime.training.rate_measurement import measure_batches
@@ -67,6 +68,7 @@ class Trainer:
         fence: the fence of this launch's lease.
         active_slots: the networks on the GPU.
         marker: records in the run's folder which network this rank trains.
+        meter: measures the energy of that network.
     """
 
     world: World
@@ -79,6 +81,7 @@ class Trainer:
     fence: Fence
     active_slots: ActiveSlots
     marker: RankMarker
+    meter: Meter = dataclasses.field(default_factory=NoMeter)
 
     def __post_init__(self) -> None:
         checkpoint = self.spec.checkpoint
@@ -90,6 +93,7 @@ class Trainer:
             self._writer,
             checkpoint.every,
             self.active_slots,
+            self.meter,
         )
         self._send = partial(self.world.send, 0, m.Tag.COORDINATOR)
 

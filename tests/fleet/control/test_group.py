@@ -85,6 +85,7 @@ def test_transitions_cover_all_messages_of_groups():
         messages.Prepared,
         messages.SampleUnreadable,
         messages.Warned,
+        messages.EnergyUsed,
     }
     kinds = {
         kind

@@ -238,6 +238,7 @@ EVENTS = [
         "WARNING: a: best.h5 is torn; epoch 3 stands in",
     ),
     (ev.NetworkWarned("a", "its loss is not used"), "WARNING: a: its loss is not used"),
+    (ev.EnergyUsed("a", 12.5), ""),
     (ev.RunWarned("images are large"), "WARNING: images are large"),
     (ev.RankDied(3, 2), "rank 3 has died; the other ranks continue"),
     (

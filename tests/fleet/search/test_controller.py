@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.domain.events import EpochEnded, NetworkVerdict, SearcherCalled, SearcherFailed
+from fleet.domain.events import (
+    EnergyUsed,
+    EpochEnded,
+    NetworkVerdict,
+    SearcherCalled,
+    SearcherFailed,
+)
 from fleet.domain.run import RunState
 from fleet.search.calls import Ask, Report, Resume, Tell
 from fleet.search.controller import SearchController
@@ -18,6 +24,7 @@ from fleet.search.searcher import TrialOutcome, Verdict
 from fleet.spec import Stopping
 from fleet.spec.dimensions import Range
 from fleet.spec.search import Budget, Prune
+from fleet.units import J_PER_KWH
 from tests.examples import examples
 from tests.fleet.search.launches import LEARNING_RATE, Disk, Launch, record, run_killed, search_of
 from tests.fleet.search.searchers import Scripted
@@ -194,6 +201,33 @@ def test_budget_ends_proposals_but_not_training(budget):
         if isinstance(event, SearcherCalled) and event.call == "ask"
     ]
     assert {end for _, end in launch.outcomes.values()} == {TrialOutcome.FINISHED}
+
+
+def test_budget_of_energy_counts_all_networks():
+    state = RunState()
+    controller = SearchController(
+        state,
+        [Entry("net", search_of(budget=Budget(kwh=2), max_concurrent=3), SPACE)],
+        [],
+        make_pruner(Prune(), 9, 0),
+        "none",
+        trainers=2,
+    )
+    for number in range(2):
+        assert controller.decide()[-1] == CallSearcher("net", Ask(number))
+        controller.handle_answer("net", Ask(number), {LEARNING_RATE: 0.001 * (number + 1)})
+    for number in range(2):
+        controller.end_epoch(f"net-{number}", record(1, 0.5), is_done=False)
+        state.apply(0.0, EnergyUsed(f"net-{number}", 0.8 * J_PER_KWH))
+        state.apply(0.0, EnergyUsed("another", 9 * J_PER_KWH))
+    assert remaining_trials(controller)[1] == pytest.approx(0.5)  # epochs, of .8 kWh each
+    state.apply(0.0, EnergyUsed("net-0", 0.4 * J_PER_KWH))
+    assert remaining_trials(controller)[:2] == (0, 0)
+    for number in range(2):
+        called = controller.decide()[-1]
+        assert called == CallSearcher("net", Report(number, 1, 0.5))
+        controller.handle_answer("net", called.call, "go_on")
+    assert not any(isinstance(decision, CallSearcher) for decision in controller.decide())
 
 
 def remaining_trials(controller):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.domain import network as net
-from fleet.domain.events import EpochEnded, GroupStarted, SearcherCalled
+from fleet.domain.events import EnergyUsed, EpochEnded, GroupStarted, SearcherCalled
 from fleet.domain.network import NetworkStatus, Outcome, TrainingState, check_divergence
 from fleet.errors import UserError
 from fleet.monitor.report import best_rows
@@ -20,7 +20,13 @@ from fleet.storage.files import WriteThrottle, atomic_write
 from fleet.storage.leaderboard import leaderboard
 from fleet.storage.paths import RunPaths
 from fleet.storage.recovery import recover
-from fleet.storage.results import NetworkResult, Status, read_results
+from fleet.storage.results import (
+    NetworkResult,
+    Status,
+    mean_of_folds,
+    mean_of_repeats,
+    read_results,
+)
 from tests.examples import examples
 from tests.fakes import Clock
 from tests.fleet.histories import apply_status, history, record, results_of, spec
@@ -53,6 +59,27 @@ def test_rows_have_the_status_of_each_network(results):
         (Status.FAILED, "out of memory"),
         (Status.WAITING, ""),
     ]
+
+
+def test_row_has_the_energy_where_it_is_counted(results):
+    assert "energy_kj" not in results.rows()[0].cells()
+    assert "kJ" not in leaderboard(results.rows())[0]
+    results.write()
+    assert "energy_kj" not in results.paths.results.read_text()
+    for joules in (1500.0, 500.0):
+        results.run.apply(0.0, EnergyUsed("a", joules))
+    results.write()
+    rows = {row.name: row for row in read_results(results.paths.root)}
+    assert (rows["a"].energy_kj, rows["b"].energy_kj) == (2.0, None)
+    headers, lines = leaderboard(results.rows())
+    assert {line[0]: line[headers.index("kJ")] for line in lines} == {"a": "2", "b": "", "c": ""}
+
+
+def test_means_have_the_energy_of_all_networks(results):
+    for name, joules in (("a", 1000.0), ("b", 3000.0)):
+        results.run.apply(0.0, EnergyUsed(name, joules))
+    assert mean_of_repeats("mean", results.rows()).energy_kj == 4.0
+    assert mean_of_folds("mean", results.rows()[2:]).energy_kj is None
 
 
 def test_row_has_the_best_epoch_and_all_seconds(results):
