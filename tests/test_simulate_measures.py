@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from fleet.spec import parse
 from tests.simulate import coverage, features, mutants, rewriting
 from tests.simulate.cases import make_case
 from tests.simulate.coverage import Point
@@ -85,9 +84,8 @@ def test_statement_that_a_mutant_drops_has_probes():
 
 def test_features_of_any_seed_make_a_valid_spec():
     for seed in range(20):
-        content = make_case(seed).content
-        content["schedule"].pop("rates", None)  # a file that a simulation writes first
-        parse(content)
+        case = make_case(seed)
+        assert features.is_valid(case.content, case.side_by_side > 1)
 
 
 @pytest.mark.parametrize("name", features.FEATURES)

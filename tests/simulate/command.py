@@ -110,7 +110,7 @@ def _in_turn(arguments: argparse.Namespace) -> int:
         mutants.apply(arguments.mutant)
     from tests.simulate.run import simulate
 
-    root = SHARED_MEMORY / f"fleet-simulate-{arguments.job:03d}"
+    root = SHARED_MEMORY / f"simulated-fleet-{arguments.job:03d}"
     trace = say if arguments.trace else None
     began = _now()
     failed = 0

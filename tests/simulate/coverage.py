@@ -292,7 +292,7 @@ def main() -> int:
     if arguments.read:
         coverage = Coverage.read(arguments.read)
     else:
-        root = SHARED_MEMORY / f"fleet-simulate-{arguments.job:03d}"
+        root = SHARED_MEMORY / f"simulated-fleet-{arguments.job:03d}"
         seeds: Iterable[int] = seeds_of(arguments.seeds)
         if arguments.scenarios is not None:
             seeds = seeds_of_each(arguments.scenarios)

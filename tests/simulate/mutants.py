@@ -374,7 +374,7 @@ class _Workers:
 
 
 def _root(job: int) -> Path:
-    return SHARED_MEMORY / f"fleet-simulate-{job:03d}"
+    return SHARED_MEMORY / f"simulated-fleet-{job:03d}"
 
 
 def _note(job: int) -> Path:
