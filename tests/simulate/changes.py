@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.simulate.run import _Run
 
 AfterLaunch = Callable[[Sequence["Launch"]], None]
-_EDITED = ("mine/models.py", "mine/layers.py", "simulated_helper.py")
+_EDITED = ("mine/nets/models.py", "mine/layers.py", "simulated_helper.py")
 
 
 def before_launch(run: _Run, event: Event) -> AfterLaunch:

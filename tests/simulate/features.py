@@ -32,8 +32,9 @@ SHARED = "SHARED-FOLDER"  # stands for the folder of the spec
 # Files beside the spec: text, or JSON.
 FILES: Content = {
     "mine/__init__.py": "",
-    "mine/models.py": (
-        "from .layers import weights\n\n\n"
+    "mine/nets/__init__.py": "",
+    "mine/nets/models.py": (
+        "from ..layers import weights\n\n\n"
         "def network(input_shape, classes):\n    return weights(input_shape, classes)\n"
     ),
     "mine/layers.py": "from tests.sources import zeros as weights  # noqa: F401\n",

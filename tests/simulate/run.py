@@ -124,7 +124,7 @@ class _Run:
         spec = yaml.safe_dump({**case.content, "output": str(self.folder)})
         self.spec.write_text(spec.replace(features.SHARED, str(disk.shared)))
         for name, content in features.FILES.items():
-            (disk.shared / name).parent.mkdir(exist_ok=True)
+            (disk.shared / name).parent.mkdir(parents=True, exist_ok=True)
             text = content if isinstance(content, str) else json.dumps(content)
             (disk.shared / name).write_text(text)
         self.observer = Observer(case, kernel, disk, self.cluster, self.folder, self.spec)

@@ -205,7 +205,7 @@ def _single_samples(draw: random.Random, case: Case) -> Case:
     """Batches are smaller than groups, so some ranks have no samples."""
     networks = [_network("n0", (2, 2), 2, 1), _network("n1", (1, 1), 1, 8)]
     content = _content(networks, draw.randint(40, 80), "adaptive", cache="none")
-    content["data"]["shared_memory"] = draw.choice((3_500, 4_500))
+    content["data"]["shared_memory"] = draw.choice((3_100, 3_200))
     return _calm(case, 1, 4, content)
 
 
@@ -334,7 +334,7 @@ def _tight_quota(draw: random.Random, case: Case) -> Case:
 def _edited_code(draw: random.Random, case: Case) -> Case:
     """A user edits a file of the model function between launches."""
     edited = draw.randrange(3)
-    function = ("mine.models:network", "mine.models:network", "helped")[edited]
+    function = ("mine.nets.models:network", "mine.nets.models:network", "helped")[edited]
     networks = [_built(_network("n0", (1, 1), 4, 3), function)]
     networks.append(_network("n1", (1, 1), 4, 3))
     content = _content(networks, draw.randint(20, 40), "adaptive")
