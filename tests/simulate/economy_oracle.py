@@ -46,6 +46,11 @@ class EconomyOracle:
         self._over: dict[str, str] = {}  # network -> how it has ended
         self._passing: set[str] = set()  # networks that failed for a reason that may pass
         self._skipped: set[str] = set()
+        self._trained: set[str] = set()  # networks of which the log has epochs
+        self._lost: set[str] = set()  # networks of which no checkpoint remains
+        self._grouped: set[tuple[k.Process, str]] = set()
+        # networks that fell back, and have no group since -> whether they remain finished
+        self._fallen_back: dict[str, bool] = {}
         self._trainers: set[k.Process] = set()
         data = case.content["data"]
         self._folds = data.get("folds", 1)
@@ -129,6 +134,15 @@ class EconomyOracle:
     def logged(self, process: k.Process, record: Mapping[str, Any]) -> None:
         """Rank 0 logs an event."""
         event = record["event"]
+        if event == "epoch":
+            self._trained.add(record["network"])
+        elif event == "fell_back":
+            self._lost.discard(record["network"])
+            if (process, record["network"]) not in self._grouped:  # else its group reports it
+                self._fallen_back[record["network"]] = bool(record.get("finished"))
+        elif event == "group":
+            self._grouped.add((process, record["network"]))
+            self._fallen_back.pop(record["network"], None)
         if event == "group" and record["network"] in self._over:
             name = record["network"]
             self._object_to(f"{name} gets devices again, though it had {self._over[name]}")
@@ -149,9 +163,11 @@ class EconomyOracle:
             ):
                 self._object_to(f"the supply is {supply}, but preprocessors give {chosen}")
 
-    def damaged(self, name: str) -> None:
-        """Allow that a network is trained again."""
+    def damaged(self, name: str, remaining: tuple[int, int]) -> None:
+        """Allow that a network is trained again, and expect a report if nothing of it remains."""
         self._over.pop(name, None)
+        if name in self._trained and remaining == (0, 0):
+            self._lost.add(name)
 
     def storage_crashed(self) -> None:
         """Allow that networks are trained again."""
@@ -161,9 +177,13 @@ class EconomyOracle:
         """A launch has ended in order, which leaves these results."""
         if self._case.side_by_side > 1:
             return
+        if self._lost:
+            self._object_to(f"no event tells that {self._lost} start over")
         for row in rows:
             if row.status is Status.FINISHED:
                 self._over[row.name] = "finished"
+                if not self._fallen_back.get(row.name, True):
+                    self._object_to(f"{row.name} fell back by the log, but remains finished")
             elif row.status is Status.FAILED and row.name not in self._passing:
                 self._over[row.name] = "failed"
         path = self._paths.unreadable_samples

@@ -221,7 +221,7 @@ class Observer(Witness):
         """
         self._training.damaged(name, remaining)
         self._durability.damaged(name, remaining)
-        self._economy.damaged(name)
+        self._economy.damaged(name, remaining)
 
     def answered(self, content: dict[str, Any], answer: dict[str, Any] | None) -> None:
         """Record the answer to a command; None if there was none in time."""
