@@ -47,7 +47,7 @@ class EconomyOracle:
         self._passing: set[str] = set()  # networks that failed for a reason that may pass
         self._skipped: set[str] = set()
         self._trained: set[str] = set()  # networks of which the log has epochs
-        self._lost: set[str] = set()  # networks of which no checkpoint remains
+        self._restarted: set[str] = set()  # networks of which no checkpoint remains
         self._grouped: set[tuple[k.Process, str]] = set()
         # networks that fell back, and have no group since -> whether they remain finished
         self._fallen_back: dict[str, bool] = {}
@@ -137,7 +137,7 @@ class EconomyOracle:
         if event == "epoch":
             self._trained.add(record["network"])
         elif event == "fell_back":
-            self._lost.discard(record["network"])
+            self._restarted.discard(record["network"])
             if (process, record["network"]) not in self._grouped:  # else its group reports it
                 self._fallen_back[record["network"]] = bool(record.get("finished"))
         elif event == "group":
@@ -167,7 +167,7 @@ class EconomyOracle:
         """Allow that a network is trained again, and expect a report if nothing of it remains."""
         self._over.pop(name, None)
         if name in self._trained and remaining == (0, 0):
-            self._lost.add(name)
+            self._restarted.add(name)
 
     def storage_crashed(self) -> None:
         """Allow that networks are trained again."""
@@ -177,8 +177,8 @@ class EconomyOracle:
         """A launch has ended in order, which leaves these results."""
         if self._case.side_by_side > 1:
             return
-        if self._lost:
-            self._object_to(f"no event tells that {self._lost} start over")
+        if self._restarted:
+            self._object_to(f"no event tells that {self._restarted} start over")
         for row in rows:
             if row.status is Status.FINISHED:
                 self._over[row.name] = "finished"
