@@ -29,7 +29,7 @@ def test_seeds_of_faults_end_with_all_networks_trained():
 def test_seed_replays_the_same_history_in_any_folder():
     first, second = (
         simulate("--seeds", "8", "--trace", "--job", job)
-        .replace(f"simulate-{job}", "")
+        .replace(f"simulated-fleet-{job}", "")
         .splitlines()
         for job in (f"{os.getpid()}1", f"{os.getpid()}2")
     )
