@@ -210,6 +210,8 @@ class Cluster:
         slots: devices that share a GPU. The devices of a node are numbered round by round: first
             one slot of each GPU, then the next slot of each.
         fills: whether to use slots whenever networks outnumber GPUs; otherwise only if it pays.
+        fused: consecutive slots of a GPU that belong to one process, which trains equal networks as
+            one.
 
     >>> Cluster.of(gpus=8, gpus_per_node=4).without([1, 2]).devices
     (0, 3, 4, 5, 6, 7)
@@ -219,6 +221,7 @@ class Cluster:
     gpus_per_node: int
     slots: int = 1
     fills: bool = False
+    fused: int = 1
 
     def __post_init__(self) -> None:
         if self.gpus_per_node < 1:
@@ -393,6 +396,8 @@ class Progress:
         guessed: networks with guessed rates; slower networks do not hold others back here.
         ahead: epochs until the next rung, or the end, of each network; empty without rungs.
         survivors: networks that have passed a rung and may continue.
+        fuse_keys: network -> a text that is equal for networks that a process can train as one;
+            empty without such processes.
     """
 
     running: tuple[Member, ...] = ()
@@ -404,6 +409,7 @@ class Progress:
     guessed: AbstractSet[str] = frozenset()
     ahead: Mapping[str, float] = field(default_factory=dict)
     survivors: AbstractSet[str] = frozenset()
+    fuse_keys: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,13 @@ class LeaveLaunch(NamedTuple):
     """End this rank while the run continues (preprocessors only in a fault-tolerant launch)."""
 
 
+class ForTrainer(NamedTuple):
+    """A message to one of several trainers of a rank."""
+
+    trainer: int
+    message: Message
+
+
 # ---- trainers to the coordinator ---------------------------------------------------------------
 
 
@@ -158,6 +165,13 @@ class Warned(NamedTuple):
 
     network: str
     warning: str
+
+
+class NotFused(NamedTuple):
+    """A network cannot be trained as one program with equal ones."""
+
+    network: str
+    reason: str
 
 
 class FellBack(NamedTuple):
@@ -292,6 +306,7 @@ Message: TypeAlias = (
     | Stop
     | Exit
     | LeaveLaunch
+    | ForTrainer
     | Ready
     | Measured
     | Joined
@@ -299,6 +314,7 @@ Message: TypeAlias = (
     | Pace
     | EnergyUsed
     | Warned
+    | NotFused
     | FellBack
     | EpochDone
     | Paused

@@ -18,6 +18,8 @@ from fleet.spec import Spec
 from launch.errors import pluralize
 from scheduler.base import Cluster
 
+MAX_FUSED = 16  # networks that a rank trains as one, unless the spec has a number
+
 
 @dataclass(frozen=True)
 class Roles:
@@ -32,6 +34,8 @@ class Roles:
         slots: number of slots of each GPU; a node's slots are numbered round-robin over its GPUs.
         fills: see :class:`scheduler.base.Cluster`.
         device: name of the resource that trainers share: "GPU", "core" or "device".
+        fused: number of trainers of each trainer rank, each with a slot. The first has the number
+            of the rank, others have numbers beyond those of all ranks.
     """
 
     node_of: tuple[int, ...]
@@ -41,6 +45,40 @@ class Roles:
     slots: int = 1
     fills: bool = False
     device: str = "GPU"
+    fused: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks of the launch."""
+        return len(self.node_of) - len(self.trainers) * (self.fused - 1) // self.fused
+
+    @cached_property
+    def _trainer_ranks(self) -> tuple[int, ...]:
+        """The ranks that train."""
+        return tuple(number for number in self.trainers if number < self.ranks)
+
+    def process(self, trainer: int) -> int:
+        """Return the rank of a trainer, or of any other rank.
+
+        >>> roles = assign([0, 0, 0], 1, None, fused=2)
+        >>> [roles.process(number) for number in range(5)], roles.trainers_of(1)
+        ([0, 1, 2, 1, 2], (1, 3))
+        """
+        if trainer < self.ranks:
+            return trainer
+        return self._trainer_ranks[(trainer - self.ranks) // (self.fused - 1)]
+
+    def trainers_of(self, rank: int) -> tuple[int, ...]:
+        """Return the trainers of a trainer rank, itself first."""
+        first = self.ranks + self._trainer_ranks.index(rank) * (self.fused - 1)
+        return (rank, *range(first, first + self.fused - 1))
+
+    def with_trainers(self, ranks: frozenset[int]) -> frozenset[int]:
+        """Return ranks, with all their trainers."""
+        if self.fused == 1:
+            return ranks
+        trainers = (self.trainers_of(rank) for rank in ranks.intersection(self._trainer_ranks))
+        return ranks.union(*trainers)
 
     @property
     def nodes(self) -> int:
@@ -57,7 +95,7 @@ class Roles:
     @property
     def idle_slots(self) -> int:
         """Number of slots that gain nothing, because one training step saturates a core."""
-        if self.device == "core":
+        if self.device == "core" and self.fused == 1:
             return self.slots
         return 1
 
@@ -66,14 +104,18 @@ class Roles:
         """Device number -> trainer rank.
 
         Policies assume that device d is on node ``d // gpus_per_node``, so a node with fewer
-        trainers than the others skips some numbers.
+        trainers than the others skips some numbers. The trainers of a rank have consecutive slots.
         """
+        gpus = self.physical_gpus_per_node
         return {
-            node * self.gpus_per_node + local_index: rank
+            node * self.gpus_per_node
+            + (local_index // gpus * self.fused + number) * gpus
+            + local_index % gpus: trainer
             for node in range(self.nodes)
             for local_index, rank in enumerate(
-                rank for rank in self.trainers if self.node_of[rank] == node
+                rank for rank in self._trainer_ranks if self.node_of[rank] == node
             )
+            for number, trainer in enumerate(self.trainers_of(rank))
         }
 
     @cached_property
@@ -84,7 +126,9 @@ class Roles:
     @cached_property
     def cluster(self) -> Cluster:
         """The devices, as policies see them."""
-        return Cluster(tuple(sorted(self.rank_of)), self.gpus_per_node, self.slots, self.fills)
+        return Cluster(
+            tuple(sorted(self.rank_of)), self.gpus_per_node, self.slots, self.fills, self.fused
+        )
 
     @property
     def physical_gpus_per_node(self) -> int:
@@ -124,7 +168,8 @@ def assign_roles(
     Args:
         node_of: the node of each rank, numbered from 0 in order of first appearance.
         gpus_per_node: number of visible GPUs, None without GPUs; a number in the spec overrides it.
-        own_preprocessing: every trainer prepares its own samples, whatever the policy.
+        own_preprocessing: every trainer prepares its own samples, whatever the policy, and trains
+            one network, as in a replay.
         cores: number of cores of a node that its ranks may use; None if it does not matter.
 
     Raises:
@@ -148,7 +193,18 @@ def assign_roles(
         None if resources.networks_per_gpu == "auto" else resources.networks_per_gpu,
         cores if spec.engine.learns else None,
         device,
+        fused=1 if own_preprocessing else _count_fused(spec),
+        fills_fused=resources.fuse != "auto",
     )
+
+
+def _count_fused(spec: Spec) -> int:
+    """Return how many networks a rank may train as one."""
+    fuse = spec.resources.fuse
+    if fuse == "off":
+        return 1
+    limit = MAX_FUSED if fuse == "auto" else fuse
+    return max(1, int(min(limit, spec.max_networks)))
 
 
 def describe_missing_slots(spec: Spec, roles: Roles) -> str:
@@ -178,6 +234,8 @@ def assign(
     slots: int | None = 1,
     cores: int | None = None,
     device: str = "GPU",
+    fused: int = 1,
+    fills_fused: bool = True,
 ) -> Roles:
     """Divide the ranks into preprocessors and trainers.
 
@@ -191,6 +249,8 @@ def assign(
         cores: number of cores of a node, which take the place of GPUs if there are none and slots
             are requested; None if training needs no core.
         device: name of the shared resource; see :class:`Roles`.
+        fused: number of trainers of each trainer rank.
+        fills_fused: whether they are used even where it is not known to pay.
 
     Raises:
         UserError: there are fewer ranks than needed.
@@ -213,14 +273,21 @@ def assign(
         most_trainers = max(Counter(node_of[rank] for rank in trainers).values())
         physical = _count_physical(most_trainers, gpus_per_node, slots, cores)
         slots_each = -(-most_trainers // physical)
+        extra = len(trainers) * (fused - 1)
+        hosts = [rank for rank in trainers for _ in range(fused - 1)]
+        if fused > 1:
+            fills = fills_fused and slots is not None
+        else:
+            fills = slots is not None and slots_each > 1
         return Roles(
-            tuple(node_of),
+            (*node_of, *(node_of[rank] for rank in hosts)),
             tuple(preprocessors),
-            tuple(trainers),
-            physical * slots_each,
-            slots_each,
-            fills=slots is not None and slots_each > 1,
+            (*trainers, *range(size, size + extra)),
+            physical * slots_each * fused,
+            slots_each * fused,
+            fills=fills,
             device=device,
+            fused=fused,
         )
 
     if size == 1 or own_preprocessing:

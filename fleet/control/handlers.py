@@ -222,6 +222,7 @@ class MessageHandlers:
 # The policy is called again after these.
 _NEWS = (
     m.EpochDone,
+    m.NotFused,
     m.Converged,
     m.Stopped,
     m.Failed,
@@ -249,6 +250,7 @@ _HANDLERS: Mapping[type, Callable[[MessageHandlers, Any], bool | None]] = {
     m.Measured: MessageHandlers._on_measured,
     m.EnergyUsed: lambda self, used: self._outbox.log(events.EnergyUsed(used.network, used.joules)),
     m.Warned: lambda self, warned: self._warning_log.add_warning(warned),
+    m.NotFused: lambda self, refused: self._launch.fusing.record(refused),
     m.SampleUnreadable: lambda self, bad: self._warning_log.add_unreadable(bad),
     e.RanksDied: MessageHandlers._on_ranks_died,
     e.CheckpointRead: MessageHandlers._on_checkpoint_read,

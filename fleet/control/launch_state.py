@@ -9,6 +9,7 @@ from fleet.comm import messages as m
 from fleet.comm.roles import Roles
 from fleet.control.devices import DevicePool
 from fleet.control.effects import Outbox
+from fleet.control.fusing import Fusing
 from fleet.control.group_startup import PendingBuilds, StartupTimes
 from fleet.control.groups import Groups
 from fleet.control.measurement import RateMeasurement
@@ -108,6 +109,7 @@ class LaunchState:
     orders: Orders
     builds: PendingBuilds
     startup: StartupTimes
+    fusing: Fusing
 
     @classmethod
     def create(cls, config: LaunchConfig, run: RunState) -> LaunchState:
@@ -150,6 +152,7 @@ class LaunchState:
             Orders(devices, groups, target, grants, outbox),
             PendingBuilds(),
             StartupTimes(config.ends_s, outbox),
+            Fusing(config.roles.fused > 1, networks, outbox),
         )
 
     @property

@@ -130,6 +130,7 @@ class Placement:
             guessed=frozenset() if self._grants.is_lockstep else self._rates.guessed,
             ahead=ahead,
             survivors=survivors,
+            fuse_keys=self._launch.fusing.keys(),
         )
         self.has_news = False
         if self._networks.has_trainable:

@@ -94,9 +94,11 @@ def format_event(event: ev.Event, run: RunState) -> str:
                 done = f", {len(event.finished)} of them already finished"
             else:
                 done = ""
+            trainers = pluralize(event.trainers // event.fused, "trainer")
+            if event.fused > 1:
+                trainers += f" of up to {event.fused} networks each"
             return (
-                f"{pluralize(event.networks, 'network')}{done}; "
-                f"{pluralize(event.trainers, 'trainer')}, "
+                f"{pluralize(event.networks, 'network')}{done}; {trainers}, "
                 f"{pluralize(event.preprocessors, 'preprocessor')} on "
                 f"{pluralize(event.nodes, 'node')}; "
                 f"policy {event.policy}"

@@ -17,6 +17,7 @@ from types import MappingProxyType
 
 from fleet.comm.messages import Pace, Tag
 from fleet.comm.protocols import World
+from fleet.comm.trainer_threads import address
 from fleet.control import effects as e
 from fleet.control.controller import Controller
 from fleet.control.history import ProtocolViolation
@@ -165,6 +166,7 @@ class Coordinator:
                 before_s=before_s,
                 slots=roles.slots,
                 fills=roles.fills,
+                fused=roles.fused,
                 device=roles.unit,
                 found=checkpoint_statuses,
                 beside=self.sharing.has_others,
@@ -227,9 +229,10 @@ class Coordinator:
             self._handle(answer)
         has_received, is_all = self._receive_messages()
         # Deaths are handled after all messages of the dead ranks.
-        if is_all and self.world.dead_ranks > self._handled_deaths:
-            died = self.world.dead_ranks - self._handled_deaths
-            self._handled_deaths = self.world.dead_ranks
+        dead = self.config.roles.with_trainers(self.world.dead_ranks)
+        if is_all and dead > self._handled_deaths:
+            died = dead - self._handled_deaths
+            self._handled_deaths = dead
             self._handle(e.RanksDied(tuple(sorted(died))))
         else:
             self._handle(None, more_wait=not is_all)
@@ -350,7 +353,9 @@ class Coordinator:
         match effect:
             case e.SendMessage(rank, tag, message):
                 self.event_log.sync()
-                self.world.send(rank, tag, self.sharing.with_fence(message))
+                message = self.sharing.with_fence(message)
+                process, message = address(self.config.roles, rank, message)
+                self.world.send(process, tag, message)
             case e.LogEvent(event, t_s):
                 self.results.on_event(event)
                 self.event_log.add(event, t_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,9 @@ import numpy as np
 from fleet.comm.messages import Tag, Warned
 from fleet.comm.protocols import World
 from fleet.comm.segment import Segment, unlink_all
+from fleet.comm.trainer_threads import TrainerThreads
 from fleet.engines.base import Engine, Slot
+from fleet.engines.fusing import SupportsFusing
 from fleet.engines.registry import make_engine
 from fleet.errors import ExitStatus
 from fleet.runtime.death_detector import DeathDetector
@@ -22,10 +25,12 @@ from fleet.runtime.startup.engine_import import EngineImport
 from fleet.runtime.startup.launch import Launch, PreparedLaunch
 from fleet.runtime.startup.request import StartupTimer
 from fleet.runtime.training.energy import EnergyMeter, Meter, NoMeter
+from fleet.runtime.training.fused_parts import FusedParts
 from fleet.runtime.training.shared_gpus import SharedGpus
-from fleet.runtime.training.sources import make_sources
+from fleet.runtime.training.sources import Sources, make_sources
 from fleet.runtime.training.trainer import Trainer
 from fleet.storage.lease import Lease
+from fleet.storage.rank_deaths import Marker, SharedMarker
 from fleet.stream.active_slots import ActiveSlots
 from fleet.stream.augment import NodeEpochs
 from fleet.stream.compose import NodeMemory
@@ -75,7 +80,7 @@ class Session:
         self._timer = timer or StartupTimer()
         self._roles = launch.roles
         self._shared = NodeMemory()
-        self._meter: Meter = NoMeter()
+        self._make_meter: Callable[[int], Meter] = lambda trainer: NoMeter()
         self._first_epoch = 0  # the stream's first epoch in this launch
         self._memory_mib: int | None = None  # of this trainer's GPU, if GPUs are shared
 
@@ -91,7 +96,7 @@ class Session:
         gpu = self._gpu()  # before MPS renames it
         maker = find_maker(os.environ, self._launch.spec.resources.device)
         if self._launch.counts_energy:
-            self._meter = self._make_meter(gpu, maker)
+            self._make_meter = self._find_counters(gpu, maker)
         if gpu is not None:
             bind(find_gpu_nodes([gpu], maker))
         shared = gpu if self._shares_gpus else None
@@ -139,24 +144,77 @@ class Session:
             self._world.background_tasks.append(rank_zero.step)
             rank_zero.start()
         self._loading.finish()  # before this thread imports anything else
+        if self._roles.fused == 1:
+            self._run_trainer(self._world, self._make_sources(self._world), is_busy)
+        else:
+            self._run_trainers(is_busy)
+
+    def _run_trainers(self, is_busy: bool) -> None:
+        """Run several trainers, which share this rank's engine."""
+        threads = TrainerThreads(self._world, self._roles)
+        engines: list[Engine] = []
+
+        def engine_of(active_slots: ActiveSlots) -> Engine:
+            if not engines:
+                engines.append(self._engine(active_slots))
+            engine = engines[0]
+            assert isinstance(engine, SupportsFusing)
+            engine.enter_thread()
+            return engine
+
         active_slots = ActiveSlots(self._world, self._roles, self._shared.active_slots)
-        sources = make_sources(self._world, self._launch, self._shared, self._first_epoch)
+        parts = FusedParts(threads, partial(engine_of, active_slots))
+        marker = SharedMarker(self._death_detector.marker)
+        shared_sources: list[Sources] = []  # without a window each reads what it needs
+
+        def run_trainer(world: World) -> None:
+            if self._launch.layout is not None or not shared_sources:
+                shared_sources.append(self._make_sources(world))
+            sources = shared_sources[-1]
+            self._run_trainer(world, sources, is_busy, parts, engine_of, marker.of_trainer())
+
+        threads.run(run_trainer)
+
+    def _run_trainer(
+        self,
+        world: World,
+        sources: Sources,
+        is_busy: bool,
+        parts: FusedParts | None = None,
+        make_engine: Callable[[ActiveSlots], Engine] | None = None,
+        marker: Marker | None = None,
+    ) -> None:
+        """Run a trainer.
+
+        Args:
+            world: the launch, as the trainer sees it.
+            sources: its sources of samples.
+            is_busy: whether it is expected to train.
+            parts: where the trainers of this rank meet; None if it has one.
+            make_engine: returns the engine that they share.
+            marker: their marker.
+        """
+        active_slots = ActiveSlots(world, self._roles, self._shared.active_slots)
         trainer = Trainer(
-            self._world,
+            world,
             self._launch.spec,
             self._launch.paths,
-            partial(self._engine, active_slots),
+            partial(make_engine or self._engine, active_slots),
             self._launch.sample,
             sources,
             self._launch.codes,
             self._launch.fence,
             active_slots,
-            self._death_detector.marker,
-            self._meter,
+            marker or self._death_detector.marker,
+            self._make_meter(world.rank),
+            parts,
         )
         trainer.start(is_busy)
         trainer.run()
         trainer.stop()
+
+    def _make_sources(self, world: World) -> Sources:
+        return make_sources(world, self._launch, self._shared, self._first_epoch)
 
     def _run_without_training(self, rank_zero: RankZero | None) -> None:
         """Run a preprocessor, the coordinator, or both."""
@@ -245,8 +303,8 @@ class Session:
         if leads:
             unlink_all(name)
 
-    def _make_meter(self, gpu: str | None, maker: Maker | None) -> Meter:
-        """Return the meter of this rank's networks; collective over all ranks.
+    def _find_counters(self, gpu: str | None, maker: Maker | None) -> Callable[[int], Meter]:
+        """Return a function that makes the meter of a trainer; collective over all ranks.
 
         Args:
             gpu: this trainer's GPU.
@@ -261,13 +319,13 @@ class Session:
         keys = self._world.allgather([counter.key for counter in counters])
         mates = [mate for mate in roles.trainers if roles.node_of[mate] == roles.node_of[rank]]
         if not counters or self._shared.busy is None:
-            return NoMeter()
+            return lambda trainer: NoMeter()
         sharers = [
-            [roles.local_index(mate) for mate in mates if counter.key in keys[mate]]
+            [roles.local_index(mate) for mate in mates if counter.key in keys[roles.process(mate)]]
             for counter in counters
         ]
         busy = np.frombuffer(self._shared.busy.memory, np.float64, roles.gpus_per_node)
-        return EnergyMeter(counters, sharers, busy, roles.local_index(rank))
+        return lambda trainer: EnergyMeter(counters, sharers, busy, roles.local_index(trainer))
 
     def _preprocessor(self) -> Preprocessor:
         training = self._launch.pipeline("train")
@@ -284,6 +342,7 @@ class Session:
     def _engine(self, active_slots: ActiveSlots) -> Engine:
         roles = self._roles
         slot, index = divmod(roles.local_index(self._world.rank), roles.physical_gpus_per_node)
+        slot //= roles.fused
         spec = self._launch.spec
         gpus = self._gpus()
         device = index if len(gpus) > 1 else 0
@@ -294,8 +353,8 @@ class Session:
             self._launch.sample,
             self._launch.engine_rates,
             index,
-            roles.gpus_per_node,
-            Slot(slot, roles.slots, active_slots.count, self._memory_mib),
+            roles.gpus_per_node // roles.fused,
+            Slot(slot, roles.slots // roles.fused, active_slots.count, self._memory_mib),
             pin,
         )
         # After the engine has loaded the driver's library.
@@ -305,7 +364,7 @@ class Session:
 
     @property
     def _shares_gpus(self) -> bool:
-        return self._roles.slots > 1 and self._launch.spec.uses_gpus
+        return self._roles.slots > self._roles.fused and self._launch.spec.uses_gpus
 
     def _gpu(self) -> str | None:
         """Return this trainer's GPU; None for other ranks and without GPUs."""

@@ -31,6 +31,7 @@ from launch.errors import InputError, did_you_mean
 from preprocess.source import SOURCES
 from preprocess.transforms import parse_transforms
 from preprocess.transforms.on_device import defer_to_device, split_device
+from scheduler.base import MAX_SLOTS
 
 _PRUNE_KEYS = {field.name for field in dataclass_fields(Prune)} - {"rule"}
 _MODES = {"max": "maximize", "min": "minimize"}
@@ -54,6 +55,7 @@ def find_document_problems(document: Document, content: Mapping[str, Any]) -> It
             f"it should be one of {', '.join(SOURCES)}, or an import path module:function",
         )
     yield from _augmentation_problems(document)
+    yield from _fusing_problems(document)
     lookups: tuple[tuple[tuple, Callable[[str], object], str], ...] = (
         (("schedule", "policy"), find_policy, document.schedule.policy),
         (("prune", "rule"), find_rule, document.prune.rule),
@@ -110,6 +112,31 @@ def find_document_problems(document: Document, content: Mapping[str, Any]) -> It
     for key, wrong, right in find_unknown_words(document.train, engine):
         if holds(content, ("train", *key[:1])):
             yield ("train", *key), wrong, right
+
+
+def _fusing_problems(document: Document) -> Iterator[Problem]:
+    """Yield why networks cannot be trained as one."""
+    resources = document.resources
+    if resources.fuse == "off":
+        return
+    path = ("resources", "fuse")
+    engine = engine_of(document)
+    if not engine.knows.fuses:
+        able = ", ".join(name for name, info in ENGINES.items() if info.knows.fuses)
+        yield (
+            path,
+            f"the engine {engine.name} cannot train networks as one",
+            f"use off, or resources.engine: {able}",
+        )
+    shared = resources.networks_per_gpu
+    if isinstance(resources.fuse, int) and isinstance(shared, int):
+        count = resources.fuse * shared
+        if count > MAX_SLOTS:
+            yield (
+                path,
+                f"with networks_per_gpu: {shared}, {count} networks would share a GPU",
+                f"it should be at most {MAX_SLOTS // shared}",
+            )
 
 
 def _augmentation_problems(document: Document) -> Iterator[Problem]:

@@ -74,6 +74,8 @@ class Known:
             trainables are then :class:`fleet.engines.base.SupportsPretrained`.
         batch_transforms: whether networks train on the batches of
             :mod:`fleet.engines.batch_transforms`.
+        fuses: whether equal networks can train as one; the engine is then
+            :class:`fleet.engines.fusing.SupportsFusing`.
     """
 
     optimizers: Table[OptimizerWord] = None
@@ -91,6 +93,7 @@ class Known:
     compiles_modules: bool = False
     starts: bool = False
     batch_transforms: bool = False
+    fuses: bool = False
 
 
 @dataclass(frozen=True)
@@ -265,6 +268,7 @@ ENGINES: dict[str, EngineInfo] = {
                 compiles_modules=True,
                 starts=True,
                 batch_transforms=True,
+                fuses=True,
                 losses={**LOSSES, **TORCH_LOSSES},
                 metrics={
                     name: word

@@ -103,6 +103,11 @@ def _no_flag(value: Any) -> Any:
     return value
 
 
+def _no_means_off(value: object) -> object:
+    """Return `off` for what YAML reads it as."""
+    return "off" if value is False else value
+
+
 def _share_or_path(value: object) -> object:
     """Parse text that ends in a percent sign as a share; leave paths alone."""
     if isinstance(value, str) and value.rstrip().endswith("%"):
@@ -121,6 +126,7 @@ def _optimizer_name(name: Any) -> Any:
 OutputName = Annotated[int, Field(ge=0, strict=True)] | Annotated[str, Field(min_length=1)]
 # Write it after bounds: the JSON Schema omits bounds that come after it.
 NO_FLAG = BeforeValidator(_no_flag)
+NO_MEANS_OFF = BeforeValidator(_no_means_off)
 Whole = Annotated[int, NO_FLAG]
 Real = Annotated[float, NO_FLAG]
 Positive = Annotated[int, Field(ge=1), NO_FLAG]

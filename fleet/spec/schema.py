@@ -298,6 +298,15 @@ class Resources:
     needs a rank. auto: as many as there are ranks for, as long as measurements show that sharing is
     faster. Without GPUs, networks share CPU cores in the same way.
     """
+    fuse: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_SLOTS), kinds.NO_FLAG] | Literal["auto", "off"],
+        kinds.NO_MEANS_OFF,
+    ] = "off"
+    """Only for torch: maximum number of networks of equal architecture, batch and data that a rank
+    trains as one program, with one copy of each batch. Each has its own learning rate, history,
+    checkpoints and end. auto: up to 16, as long as training shows that it is faster. Networks that
+    cannot be fused share GPUs by `networks_per_gpu`.
+    """
     exchange: Literal["auto", "horovod", "mpi", "library"] = "auto"
     """How the GPUs of a group exchange gradients. horovod: during the backward pass. mpi: one MPI
     reduction after each step. library: PyTorch's process groups (NCCL on GPUs, xccl on Intel's,

@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Protocol
 
 from fleet.domain.json_record import write_record
 from fleet.domain.network import Death
@@ -47,6 +48,16 @@ class _SavedDeaths:
     """The deaths of a network that count."""
 
     deaths: list[Death]
+
+
+class Marker(Protocol):
+    """Marks which network a trainer trains."""
+
+    def set(self, network: str = "") -> None:
+        """Mark a network that a trainer builds, measures or trains."""
+
+    def clear(self) -> None:
+        """Remove the mark."""
 
 
 class RankMarker:
@@ -78,6 +89,47 @@ class RankMarker:
         """Stop marking: this rank ends, and its network is not at fault."""
         self._is_closed = True
         self.clear()
+
+
+class SharedMarker:
+    """Marks the network of a rank with several trainers while only one of them has a network.
+
+    With several networks, none is blamed for the death of the rank.
+    """
+
+    def __init__(self, marker: RankMarker) -> None:
+        self._marker = marker
+        self._networks: dict[int, str] = {}
+        self._count = 0
+
+    def of_trainer(self) -> Marker:
+        """Return the marker of another trainer."""
+        self._count += 1
+        return _MarkerOfTrainer(self, self._count)
+
+    def update(self, trainer: int, network: str | None) -> None:
+        """Mark the network of a trainer; None if it has none."""
+        self._networks.pop(trainer, None)
+        if network is not None:
+            self._networks[trainer] = network
+        if len(self._networks) == 1:
+            self._marker.set(*self._networks.values())
+        else:
+            self._marker.clear()
+
+
+@dataclass(frozen=True)
+class _MarkerOfTrainer:
+    """The marker of one of several trainers of a rank."""
+
+    shared: SharedMarker
+    trainer: int
+
+    def set(self, network: str = "") -> None:
+        self.shared.update(self.trainer, network)
+
+    def clear(self) -> None:
+        self.shared.update(self.trainer, None)
 
 
 def claim_death(paths: RunPaths, rank: int) -> str:

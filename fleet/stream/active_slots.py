@@ -27,11 +27,12 @@ class ActiveSlots:
         self._index = roles.local_index(world.rank)
         gpu = roles.cluster.gpu
         own_gpu = gpu(roles.device_of[world.rank])
-        # index and rank of all trainers that share the GPU, including this one
+        # index and number of the trainers of other ranks that share the GPU
+        own_rank = roles.process(world.rank)
         self._mates = [
-            (roles.local_index(rank), rank)
-            for device, rank in roles.rank_of.items()
-            if gpu(device) == own_gpu
+            (roles.local_index(trainer), trainer)
+            for device, trainer in roles.rank_of.items()
+            if gpu(device) == own_gpu and roles.process(trainer) != own_rank
         ]
 
     @contextmanager
@@ -43,10 +44,13 @@ class ActiveSlots:
         finally:
             self._is_active[self._index] = 0
 
-    def count(self) -> int:
-        """Count the networks that train on the GPU, at least 1; dead ranks do not count."""
+    def count(self, networks: int = 1) -> int:
+        """Count the networks that train on the GPU; dead ranks do not count.
+
+        Args:
+            networks: the networks that this rank trains together; its other ones wait.
+        """
         dead_ranks = self._world.dead_ranks
-        return max(
-            1,
-            sum(self._is_active[index] for index, rank in self._mates if rank not in dead_ranks),
+        return networks + sum(
+            self._is_active[index] for index, rank in self._mates if rank not in dead_ranks
         )

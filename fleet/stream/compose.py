@@ -120,6 +120,21 @@ class Stream:
         if self._reader is not None:
             self._reader.leave()
 
+    @property
+    def can_follow(self) -> bool:
+        """Whether another trainer of this rank can read for this one: in all but a ring."""
+        return not isinstance(self._reader, RingReader)
+
+    @property
+    def has_own_epochs(self) -> bool:
+        """Whether any epoch can be read at any time; otherwise all networks read the same ones."""
+        return self._reader is None
+
+    def follow(self, batch: Batch) -> None:
+        """Declare that another trainer of this rank has read a batch for this one."""
+        if self._reader is not None:
+            self._reader.follow(batch)
+
     def batches(
         self, epoch: Epoch, start: int, batch: int, group: Group, consumed: Container[int] = ()
     ) -> Iterator[Batch]:

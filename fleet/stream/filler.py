@@ -138,7 +138,7 @@ class WindowFiller:
 
     def _drop_dead_ranks(self) -> None:
         """Release the cursors of dead trainers of this node."""
-        dead_ranks = self._world.dead_ranks
+        dead_ranks = self._roles.with_trainers(self._world.dead_ranks)
         self.release_readers(dead_ranks - self._dropped)
         self._dropped = dead_ranks
 

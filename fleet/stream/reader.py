@@ -53,6 +53,8 @@ class Reader:
         self._reader = reader
         self._order = order
         self._keeps = keeps
+        self._followed = -1  # the epoch of the positions below
+        self._followed_positions: Positions = range(0)
 
     def join(self, epoch: int) -> None:
         """Declare that this rank reads from the start of a stream epoch on."""
@@ -61,6 +63,23 @@ class Reader:
     def leave(self) -> None:
         """Stop reading."""
         self._need(NOT_READING)
+
+    def follow(self, batch: Batch) -> None:
+        """Declare that another trainer of this rank has read a batch for this one."""
+        number = batch.epoch.number
+        layout = self._window.layout
+        if batch.is_last:
+            self._need(layout.sequence(number + 1, 0))
+        elif self._keeps is None:
+            self._need(layout.sequence(number, batch.position - batch.size))
+        else:
+            if self._followed != number:
+                self._followed = number
+                self._followed_positions = self._select_positions(
+                    layout.samples, lambda: self._order.plan_epoch(Epoch(number)).indices
+                )
+            first = self._followed_positions[batch.position - batch.size]
+            self._need(layout.sequence(number, int(first)))
 
     def can_continue(self, epoch: Epoch, start: int, group: Group) -> bool:
         """Return True if an epoch can be read from a sample on; collective over the group."""

@@ -11,6 +11,8 @@ A policy knows neither. :func:`plan` gives it reachable rates and the devices th
   rates r s(k) / k. Once networks no longer outnumber GPUs, each has whole GPUs.
 - *Separate slots.* A group uses at most one slot of a GPU: two would only share its time, and NCCL
   refuses them.
+- *One kind in a process.* Slots of a process that trains equal networks as one are for networks of
+  one kind (:mod:`scheduler.ensemble.fusing`), each with one slot.
 - *Exclusive GPUs.* A network that ran out of memory beside others waits until GPUs are not shared.
 """
 
@@ -23,6 +25,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from scheduler.base import Cluster, Member, Network, Options, Progress, RateTable, Round
+from scheduler.ensemble.fusing import ProcessPlan
 from scheduler.ensemble.policies import Policy
 from scheduler.ensemble.rates import curve
 from scheduler.ensemble.sharing import best_networks_per_gpu, share
@@ -121,21 +124,29 @@ class _SharedPlan:
         width = max(map(len, used.values()), default=1)
         per_node = self.cluster.gpus_per_node // self.cluster.slots * width
         cluster = Cluster(tuple(sorted(actual)), per_node, width)
-        answer = self.policy.decide(
-            self._policy_rates(rates), self._progress(rates, inner), cluster, options
-        )
+        processes = None
+        if self.cluster.fused > 1 and self.count > 1:
+            processes = ProcessPlan(rates, self.progress, self.cluster, self.count)
+        progress = self._progress(rates, inner)
+        if processes is not None:
+            progress = replace(progress, finished=progress.finished | processes.waiting)
+        answer = self.policy.decide(self._policy_rates(rates), progress, cluster, options)
         in_use = {
             inner[device]
             for member in self.progress.running
             for device in member.devices
             if device in inner
         }
-        return Round(
-            tuple(
-                replace(member, devices=tuple(actual[number] for number in member.devices))
-                for member in separate_slots(answer.members, cluster, in_use)
-            )
+        members = tuple(
+            replace(member, devices=tuple(actual[number] for number in member.devices))
+            for member in separate_slots(answer.members, cluster, in_use)
         )
+        if processes is not None:
+            extra: list[str] = []
+            if self.policy.rearranges and members:
+                extra = [name for name in processes.unfinished if name not in progress.finished]
+            members = processes.assign(members, extra)
+        return Round(members)
 
     def _used(self) -> dict[int, list[int]]:
         """Return GPU -> its usable slots."""
@@ -178,6 +189,8 @@ class _SharedPlan:
     def _policy_rates(self, rates: RateTable) -> RateTable:
         part = share(rates.sharing, self.count)
         gpus = self.cluster.whole_gpus
+        if self.cluster.fused > 1 and self.count > 1:
+            gpus = 1  # a group of several is no part of a program
         return limit_to_supply(
             replace(
                 rates,
@@ -196,9 +209,10 @@ class _SharedPlan:
     def _progress(self, rates: RateTable, inner: Mapping[int, int]) -> Progress:
         """Return the progress in the policy's numbers; waiting networks appear as finished."""
         progress = self.progress
-        waits = {
-            network.name for network in rates.models if network.min_gpus > self.cluster.whole_gpus
-        }
+        limit = self.cluster.whole_gpus
+        if self.cluster.fused > 1 and self.count > 1:
+            limit = 1
+        waits = {network.name for network in rates.models if network.min_gpus > limit}
         if self.count > 1:
             waits |= progress.exclusive
         target = _members(progress.target.members, inner)

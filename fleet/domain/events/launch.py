@@ -84,6 +84,7 @@ class LaunchStarted(JsonRecord, word="start"):
         before_s: activity -> its seconds between the command and this event on rank 0, in order.
         slots: devices that share a GPU; those of a node are assigned to its GPUs in turn.
         fills: whether slots are used even where sharing does not pay.
+        fused: trainers of a rank, which trains equal networks as one.
         device: what networks are trained on: GPU; or core, if ranks share cores; or trainer.
         found: the networks whose checkpoint differs from the log of earlier launches.
         beside: whether other launches of the run were working when it began; None if it shares
@@ -110,6 +111,7 @@ class LaunchStarted(JsonRecord, word="start"):
     before_s: Annotated[Mapping[str, float], OmitDefault] = field(default_factory=dict)
     slots: Annotated[int, OmitDefault] = 1
     fills: Annotated[bool, OmitDefault] = False
+    fused: Annotated[int, OmitDefault] = 1
     device: Annotated[str, OmitDefault] = "GPU"
     found: Annotated[Mapping[str, CheckpointStatus], OmitDefault] = field(default_factory=dict)
     beside: Annotated[bool | None, OmitDefault] = None
@@ -119,7 +121,7 @@ class LaunchStarted(JsonRecord, word="start"):
     @property
     def cluster(self) -> Cluster:
         """The devices, in the form that policies use."""
-        return Cluster(self.devices, self.gpus_per_node, self.slots, self.fills)
+        return Cluster(self.devices, self.gpus_per_node, self.slots, self.fills, self.fused)
 
 
 class DataChanged(JsonRecord, word="data_changed"):

@@ -66,6 +66,12 @@ def use(device: torch.device, memory_mib: float | None) -> None:
         limit(min(1.0, memory_mib * 2**20 / total), device)
 
 
+def enter_thread(device: torch.device) -> None:
+    """Use a GPU in this thread; a new thread uses the first GPU."""
+    if is_gpu(device):
+        module_of(device).set_device(device)
+
+
 def seed(device: torch.device, number: int) -> None:
     """Seed the generator of a device."""
     if is_gpu(device):

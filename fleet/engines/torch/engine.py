@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from fleet.engines.torch.compile import compile_module
 from fleet.engines.torch.exchange import Exchange, MpiExchange, TorchExchange, exchange_name
 from fleet.engines.torch.export import Exported, note_of
 from fleet.engines.torch.flat_parameters import FlatParameters
+from fleet.engines.torch.fused import FusedNetworks, Programs
 from fleet.engines.torch.learning_rates import with_first_rate
 from fleet.engines.torch.metrics import make_measures
 from fleet.engines.torch.models import build_module
@@ -59,6 +60,7 @@ class TorchEngine:
         # FLEET 0.2 called functions whose parameters do not tell with (targets, outputs).
         self._outputs_first = find_engine("torch").outputs_first and setup.defaults != "0.2"
         self._device = configure_device(setup)
+        self._programs: dict[str, Programs] = {}  # of fused networks, by their architecture
         self.exchange_name = exchange_name(setup.resources.exchange, self._device)
         self._exchange_of: Callable[[Group], Exchange] = partial(
             _exchange, self.exchange_name, self._device, setup.folder
@@ -71,8 +73,17 @@ class TorchEngine:
             self.exchange_name,
         )
 
+    def enter_thread(self) -> None:
+        """See :meth:`fleet.engines.fusing.SupportsFusing.enter_thread`."""
+        devices.enter_thread(self._device)
+
+    def fuse(self, trainables: Sequence[TorchNetwork], key: str) -> FusedNetworks:
+        """Fuse networks; see :meth:`fleet.engines.fusing.SupportsFusing.fuse`."""
+        return FusedNetworks(trainables, self._programs.setdefault(key, {}))
+
     def build(self, network: NetworkSpec, group: Group) -> TorchNetwork:
         """Build a network; see :meth:`fleet.engines.base.Engine.build`."""
+        self.enter_thread()
         code = user_code_of(network)
         with running_user_code(code):
             return self._build(network, group, code)

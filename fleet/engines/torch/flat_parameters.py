@@ -48,10 +48,28 @@ class FlatParameters:
         ).tolist()
         self._firsts = [0, *ends[:-1]]
         device = next(iter(self.parameters.values())).device
+        self._sizes = [ends[-1], WIDTH + metric_width, len(self.parameters)]
+        self._versions: list[int] = []
         self.weights = torch.zeros(ends[-1], device=device)
-        sizes = [ends[-1], WIDTH + metric_width, len(self.parameters)]
-        self.buffer = torch.zeros(sum(sizes), device=device)
-        self.gradients, self.totals, self._flags = self.buffer.split(sizes)
+        self.buffer = torch.zeros(sum(self._sizes), device=device)
+        self._use(self.weights, self.buffer)
+
+    def move(self, weights: torch.Tensor, buffer: torch.Tensor) -> None:
+        """Move all weights and gradients to other memory.
+
+        Args:
+            weights: (n,) as long as :attr:`weights`.
+            buffer: as long as :attr:`buffer`.
+        """
+        weights.zero_()  # also the gaps
+        buffer.copy_(self.buffer)
+        self._use(weights, buffer)
+
+    def _use(self, weights: torch.Tensor, buffer: torch.Tensor) -> None:
+        """Make the parameters and their gradients views of some memory."""
+        self.weights = weights
+        self.buffer = buffer
+        self.gradients, self.totals, self._flags = buffer.split(self._sizes)
         self._head = self.totals[:2]
         self._counts = self.totals[2:5]
         self._metric_totals = self.totals[WIDTH:]
@@ -59,7 +77,6 @@ class FlatParameters:
         self.gradient_views = [view.data for view in self.split(self.gradients)]
         self.weight_views = self.split(self.weights)
         self._pointers = [weight_view.data_ptr() for weight_view in self.weight_views]
-        self._versions: list[int] = []
         for parameter, weight_view, view in zip(
             self.parameters.values(), self.weight_views, self.gradient_views, strict=True
         ):
@@ -71,6 +88,14 @@ class FlatParameters:
         """Return a view per parameter, in its shape, of a vector as long as all weights."""
         return [
             vector[first : first + parameter.numel()].view(parameter.shape)
+            for first, parameter in zip(self._firsts, self.parameters.values(), strict=True)
+        ]
+
+    @property
+    def bounds(self) -> list[tuple[int, int]]:
+        """First and last element of each parameter."""
+        return [
+            (first, first + parameter.numel())
             for first, parameter in zip(self._firsts, self.parameters.values(), strict=True)
         ]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from fleet.engines.torch.several_optimizers import SeveralOptimizers
 from fleet.spec import Optimizer
 
 _EMA_MOMENTUM = 0.99
-_EPSILON = 1e-6  # added to a norm before dividing by it, as in torch.nn.utils.clip_grad_norm_
+EPSILON = 1e-6  # added to a norm before dividing by it, as in torch.nn.utils.clip_grad_norm_
 
 
 class ModuleOptimizer:
@@ -46,7 +47,11 @@ class ModuleOptimizer:
         precision: ``train.precision`` of the network; losses of float16 are scaled.
 
     Attributes:
+        settings: settings of the optimizer.
+        accumulate: number of steps whose gradients are averaged before each update.
+        flat: parameters to train.
         steps: number of steps taken, including steps that only accumulate.
+        sum: (n,) gradients of the steps since the last update; None without accumulation.
         optimizer: the optimizer itself.
         average: (n,) running means of the weights; None if not kept.
         statistics: running means of the statistics of batch normalization by name; empty if running
@@ -68,10 +73,10 @@ class ModuleOptimizer:
         several: SeveralOptimizers | None = None,
         precision: str = "float32",
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._scale = scale
-        self._accumulate = accumulate
-        self._flat = flat
+        self.accumulate = accumulate
+        self.flat = flat
         self.steps = 0
         self.average = flat.weights.clone() if settings.use_ema else None
         self._owners = _statistics(module) if settings.use_ema else {}
@@ -79,7 +84,7 @@ class ModuleOptimizer:
             name: getattr(owner, key).clone() for name, (owner, key) in self._owners.items()
         }
         self._idle: set[int] | None = None  # parameters without a gradient since the last change
-        self._sum = torch.zeros_like(flat.weights) if accumulate > 1 else None
+        self.sum = torch.zeros_like(flat.weights) if accumulate > 1 else None
         self._keras = None
         if as_keras and several is None and settings.name in NAMES:
             self._keras = KerasRules(settings)
@@ -132,17 +137,17 @@ class ModuleOptimizer:
             correction: factor that turns a mean over all rows into a mean over readable rows.
             unused: indices of parameters without a gradient, which do not change, as in PyTorch.
         """
-        gradients = self._flat.gradients
-        iteration = self.steps // self._accumulate
+        gradients = self.flat.gradients
+        iteration = self.steps // self.accumulate
         if correction != 1:
             gradients.mul_(correction)
         is_due = True
-        if self._sum is not None:
-            self._sum.add_(gradients)
-            is_due = (self.steps + 1) % self._accumulate == 0
+        if self.sum is not None:
+            self.sum.add_(gradients)
+            is_due = (self.steps + 1) % self.accumulate == 0
             if is_due:
-                torch.mul(self._sum, 1 / self._accumulate, out=gradients)
-                self._sum.zero_()
+                torch.mul(self.sum, 1 / self.accumulate, out=gradients)
+                self.sum.zero_()
         idle = self._note_idle(unused)
         if is_due:
             self._update(gradients, iteration, idle)
@@ -150,18 +155,66 @@ class ModuleOptimizer:
             if self._scaler is not None:
                 self._scaler.update()
         if self.average is not None:
-            momentum = self._settings.ema_momentum
-            if momentum is None:
-                momentum = _EMA_MOMENTUM
-            if not iteration:  # they begin with the first weights
-                momentum = 0.0
-            self.average.lerp_(self._flat.weights, 1 - momentum)
+            momentum = self.ema_momentum
+            self.average.lerp_(self.flat.weights, 1 - momentum)
             for name, (owner, key) in self._owners.items():
                 self.statistics[name].lerp_(getattr(owner, key), 1 - momentum)
-            every = self._settings.ema_overwrite_frequency
-            if every and (iteration + 1) % every == 0:
-                self._flat.weights.copy_(self.average)
+            if self.overwrites:
+                self.flat.weights.copy_(self.average)
         self.steps += 1
+
+    @property
+    def ema_momentum(self) -> float:
+        """The decay of running means in the present step; 0 in the first, which begins them."""
+        if self.steps < self.accumulate:
+            return 0.0
+        if self.settings.ema_momentum is None:
+            return _EMA_MOMENTUM
+        return self.settings.ema_momentum
+
+    @property
+    def overwrites(self) -> bool:
+        """True if the weights are set to their running means at the end of the present step."""
+        every = self.settings.ema_overwrite_frequency
+        if not every:
+            return False
+        return (self.steps // self.accumulate + 1) % every == 0
+
+    # ---- several networks at once: see fleet.engines.torch.fused_optimizer ----
+
+    @property
+    def is_plain(self) -> bool:
+        """True if an update is clipping and a step of an optimizer with one group."""
+        return (
+            self._keras is None
+            and self._scaler is None
+            and not self._decays
+            and isinstance(self.optimizer, torch.optim.Optimizer)
+            and len(self.optimizer.param_groups) == 1
+        )
+
+    @property
+    def has_constant_rate(self) -> bool:
+        """True if the options of the optimizer are the same in all steps."""
+        return not isinstance(self.settings.learning_rate, Mapping)
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor of a loss that is differentiated."""
+        return 1.0 if self._scaler is None else float(self._scaler.scaled(torch.tensor(1.0)))
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of the optimizer's first group in the present step."""
+        options = self._rates.options(self.steps, self._clock, self._scale)[0]
+        return {**self.optimizer.param_groups[0], **options}
+
+    def use(
+        self, total: Tensor | None, average: Tensor | None, statistics: Mapping[str, Tensor]
+    ) -> None:
+        """Keep sums and running means in other memory, which has their values."""
+        self.sum = total
+        self.average = average
+        self.statistics = dict(statistics)
 
     def step_part(self, correction: float, unused: Collection[int] = ()) -> None:
         """Update some weights in a step of several optimizers, before the last of them steps.
@@ -172,12 +225,12 @@ class ModuleOptimizer:
             correction: as in :meth:`step`.
             unused: indices of parameters without a gradient, such as those of other optimizers.
         """
-        gradients = self._flat.gradients
+        gradients = self.flat.gradients
         if correction != 1:
             gradients.mul_(correction)
         idle = self._note_idle(unused)
-        if self._sum is not None:
-            self._sum.add_(gradients)
+        if self.sum is not None:
+            self.sum.add_(gradients)
         else:
             self._update(gradients, self.steps, idle)
             self._idle = None
@@ -192,7 +245,7 @@ class ModuleOptimizer:
 
     def _update(self, gradients: Tensor, iteration: int, idle: Collection[int]) -> None:
         if self._scaler is not None:
-            skipped = self._scaler.unscale(gradients, self._flat.gradient_views)
+            skipped = self._scaler.unscale(gradients, self.flat.gradient_views)
             idle = skipped.union(idle)
             if skipped and len(idle) == len(self._parameters):
                 return
@@ -202,41 +255,41 @@ class ModuleOptimizer:
             group.update(values)
         with torch.no_grad():
             for group, decay, indices in self._decays:
-                views = [self._flat.weight_views[index] for index in indices if index not in idle]
+                views = [self.flat.weight_views[index] for index in indices if index not in idle]
                 torch._foreach_mul_(views, 1 - group["lr"] * decay)
         for index in idle:
             self._parameters[index].grad = None
         if self._keras is not None:
             assert isinstance(self.optimizer, torch.optim.Optimizer)
-            before = self._learning_rate_at(max(0, self.steps - self._accumulate))
+            before = self._learning_rate_at(max(0, self.steps - self.accumulate))
             self._keras.prepare(self.optimizer, iteration, before)
             self.optimizer.step()
             self._keras.finish(self.optimizer)
         else:
             self.optimizer.step()
         for index in idle:
-            self._parameters[index].grad = self._flat.gradient_views[index]
+            self._parameters[index].grad = self.flat.gradient_views[index]
 
     def _clip(self, gradients: Tensor) -> None:
-        settings = self._settings
+        settings = self.settings
         if settings.clipvalue:
             gradients.clamp_(-settings.clipvalue, settings.clipvalue)
         elif settings.global_clipnorm:
             norm = torch.linalg.vector_norm(gradients)
-            gradients.mul_((settings.global_clipnorm / (norm + _EPSILON)).clamp(max=1.0))
+            gradients.mul_((settings.global_clipnorm / (norm + EPSILON)).clamp(max=1.0))
         elif settings.clipnorm:
             limit = settings.clipnorm
             factors = [
-                (limit / (norm + _EPSILON)).clamp(max=1.0) for norm in self._flat.gradient_norms()
+                (limit / (norm + EPSILON)).clamp(max=1.0) for norm in self.flat.gradient_norms()
             ]
-            torch._foreach_mul_(self._flat.gradient_views, factors)
+            torch._foreach_mul_(self.flat.gradient_views, factors)
 
     def means(self) -> list[tuple[Tensor, Tensor]]:
         """Return weights and statistics, each with its running mean, if kept."""
         if self.average is None:
             return []
         return [
-            (self._flat.weights, self.average),
+            (self.flat.weights, self.average),
             *(
                 (getattr(owner, key), self.statistics[name])
                 for name, (owner, key) in self._owners.items()
@@ -273,15 +326,15 @@ class ModuleOptimizer:
 
     def upgraded(self, arrays: Mapping[str, np.ndarray], steps: int) -> dict[str, np.ndarray]:
         """Return arrays of a checkpoint, possibly of FLEET 0.2, as :meth:`tensors` names them."""
-        updates = steps // self._accumulate
-        rate = self._learning_rate_at(max(0, updates * self._accumulate - 1))
+        updates = steps // self.accumulate
+        rate = self._learning_rate_at(max(0, updates * self.accumulate - 1))
         return with_torch_state(arrays, self.tensors(), updates, rate)
 
     def _own_tensors(self) -> dict[str, Tensor]:
         """Return the state outside of the optimizer."""
         vectors = {}
-        if self._sum is not None:
-            vectors["gradient_accumulator"] = self._sum
+        if self.sum is not None:
+            vectors["gradient_accumulator"] = self.sum
         if self.average is not None:
             vectors["average"] = self.average
         return {
@@ -289,7 +342,7 @@ class ModuleOptimizer:
             **{
                 f"{key}/{name}": view
                 for key, vector in vectors.items()
-                for name, view in zip(self._flat.parameters, self._flat.split(vector), strict=True)
+                for name, view in zip(self.flat.parameters, self.flat.split(vector), strict=True)
             },
             **{f"average/{name}": mean for name, mean in self.statistics.items()},
         }

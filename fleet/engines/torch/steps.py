@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -54,6 +55,20 @@ from preprocess.user_code import (
     running_user_code,
     seed_host_generators,
 )
+
+
+class BatchSums(NamedTuple):
+    """The sums of the rows of a batch.
+
+    Attributes:
+        loss: summed loss, a scalar that can be differentiated.
+        correct: number of correct rows, a scalar.
+        metric_totals: (metrics,); None without metrics.
+    """
+
+    loss: Tensor
+    correct: Tensor
+    metric_totals: Tensor | None
 
 
 @dataclass(eq=False)
@@ -137,7 +152,7 @@ class TorchSteps:
             for rows, size, step_totals in zip(
                 split_batches(local_rows, sizes), sizes, totals, strict=True
             ):
-                self._step_alone(select_readable(rows), size, flags.stop, step_totals)
+                self.step_alone(select_readable(rows), size, flags.stop, step_totals)
         end = torch.accelerator.current_stream().record_event() if is_queued else None
 
         def wait() -> StepResult:
@@ -148,7 +163,7 @@ class TorchSteps:
 
         return wait
 
-    def _step_alone(self, local_rows: Rows, size: int, stop: bool, totals: Tensor) -> None:
+    def step_alone(self, local_rows: Rows, size: int, stop: bool, totals: Tensor) -> None:
         """Take or queue a step; a batch without readable samples changes nothing.
 
         Args:
@@ -252,7 +267,7 @@ class TorchSteps:
         self.evaluation_calls = 0
         with self.seeded_generators():
             with (
-                _single_row_statistics(self.exported.module)
+                single_row_statistics(self.exported.module)
                 if len(local_rows[0]) == 1
                 else nullcontext()
             ):
@@ -282,6 +297,16 @@ class TorchSteps:
         if self.exchange.group.size > 1:
             self.flat.flag_unused(unused)
         return unused
+
+    def take_gradients(self, rows: Rows, size: int) -> None:
+        """Compute the gradients of the next step on one rank, without a step.
+
+        Args:
+            rows: readable rows of the batch, at least one.
+            size: number of rows of the batch, including unreadable ones.
+        """
+        with running_user_code(self.code, quick=True):
+            self._compute(rows, size, stop=False)
 
     def _differentiate(self, losses: Mapping[str, Tensor], size: int) -> list[int]:
         """Write the gradient of each loss by the parameters of its optimizer.
@@ -326,14 +351,14 @@ class TorchSteps:
 
     def outputs(self, inputs: np.ndarray, is_scaled: bool = False) -> Tensor:
         """Return logits or values, float32; for masks with classes last, as a view."""
-        samples = self._samples(inputs)
+        samples = self.samples(inputs)
         call: Callable[..., Tensor] = self.exported
         if self.compiled is not None and self.exported.module.training:
             call = self.compiled
         with autocasting(self.precision, self.device):
             return call(samples, is_scaled)
 
-    def _samples(self, inputs: np.ndarray) -> Samples:
+    def samples(self, inputs: np.ndarray) -> Samples:
         """Return samples on the device, as the stream carries them."""
         samples = samples_to_device(inputs, self.device)
         if (
@@ -359,7 +384,7 @@ class TorchSteps:
             stop: True if this rank asks the group to stop.
             optimizer: the optimizer that steps next; None for all.
         """
-        inputs = self.exported.prepare(self._samples(local_rows[0]))
+        inputs = self.exported.prepare(self.samples(local_rows[0]))
         batch = own_step.batch_of(inputs, local_rows, self.device)
         with autocasting(self.precision, self.device):
             sums = own_step.sums(self.exported.module, batch, training, optimizer)
@@ -377,31 +402,57 @@ class TorchSteps:
     ) -> Tensor:
         """Write the totals of readable rows, and return their summed loss, a scalar."""
         targets = targets_to_device(local_rows[0], self.device)
-        if isinstance(targets, dict):
-            assert isinstance(loss_of, LossOfTargets)
-            return self._write_totals_of_targets(outputs, targets, local_rows, loss_of, stop)
-        losses = loss_of(outputs, targets)
+        weights = None
         if len(local_rows) > 1:
-            losses = losses * to_device(np.array(local_rows[1]), self.device)
+            weights = to_device(np.array(local_rows[1]), self.device)
+        sums = self.sums(outputs, targets, weights, loss_of)
+        self.flat.write_totals(
+            sums.loss.detach(), sums.correct, len(local_rows[0]), stop, sums.metric_totals
+        )
+        return sums.loss
+
+    def sums(
+        self,
+        outputs: Tensor,
+        targets: Tensor | Mapping[str, Tensor],
+        weights: Tensor | None,
+        loss_of: Callable[[Tensor, Tensor], Tensor],
+        has_metrics: bool = True,
+    ) -> BatchSums:
+        """Return the sums of readable rows from the outputs of the module.
+
+        Args:
+            outputs: (n, ...) logits or values.
+            targets: (n, ...); of several targets, by name.
+            weights: (n,) of the rows; None if all count alike.
+            loss_of: returns the loss of each row.
+            has_metrics: False to leave out the metrics.
+        """
+        if isinstance(targets, Mapping):
+            assert isinstance(loss_of, LossOfTargets)
+            assert weights is not None
+            return self._sums_of_targets(outputs, targets, weights, loss_of)
+        losses = loss_of(outputs, targets)
+        if weights is not None:
+            losses = losses * weights
         loss = losses.sum()
         with torch.no_grad():
             if self.transforms_batches:
                 targets = OPS.most_likely(targets, self.sample.target)
             correct = self.measures.losses.correct(outputs, targets).sum(dtype=torch.float32)
-            metric_totals = self.measures.metrics.sums(outputs.detach(), targets)
-            self.flat.write_totals(loss.detach(), correct, len(local_rows[0]), stop, metric_totals)
-        return loss
+            metric_totals = None
+            if has_metrics:
+                metric_totals = self.measures.metrics.sums(outputs.detach(), targets)
+        return BatchSums(loss, correct, metric_totals)
 
-    def _write_totals_of_targets(
+    def _sums_of_targets(
         self,
         outputs: Tensor,
         targets: Mapping[str, Tensor],
-        local_rows: Rows,
+        weights: Tensor,
         loss_of: LossOfTargets,
-        stop: bool,
-    ) -> Tensor:
-        """Write the totals of several targets; see :meth:`write_totals`."""
-        weights = to_device(np.array(local_rows[1]), self.device)
+    ) -> BatchSums:
+        """Return the sums of several targets; see :meth:`sums`."""
         by_target = {
             name: (losses * weights).sum()
             for name, losses in loss_of.by_target(outputs, targets).items()
@@ -415,13 +466,11 @@ class TorchSteps:
                 torch.sum,
                 weights.new_tensor(len(weights)),
             )
-            no_accuracy = weights.new_zeros(())
-            self.flat.write_totals(loss.detach(), no_accuracy, len(weights), stop, metric_totals)
-        return loss
+        return BatchSums(loss, weights.new_zeros(()), metric_totals)
 
 
 @contextmanager
-def _single_row_statistics(module: nn.Module) -> Iterator[None]:
+def single_row_statistics(module: nn.Module) -> Iterator[None]:
     """Use running statistics in batch normalization of a single number per channel."""
     switched: list[nn.Module] = []
 

@@ -50,6 +50,13 @@ class EpochClock:
         self._waited_s = waited_s
         return state
 
+    def with_elapsed(self, state: TrainingState) -> TrainingState:
+        """Return the state with the time since the last :meth:`add_elapsed`, which goes on."""
+        noted, waited_s = self._noted, self._waited_s
+        state = self.add_elapsed(state)
+        self._noted, self._waited_s = noted, waited_s
+        return state
+
     def total_s(self, state: TrainingState) -> float:
         """Return the seconds for which a network has trained, over all epochs, until now."""
         return training_time(state.history) + state.seconds + time.perf_counter() - self._noted

@@ -38,6 +38,7 @@ from fleet.runtime.training.agreement import TrainingFailed, all_or_none
 from fleet.runtime.training.clocks import EpochClock, PaceReport
 from fleet.runtime.training.energy import Meter, NoMeter
 from fleet.runtime.training.evaluation import can_predict, evaluate, predict
+from fleet.runtime.training.fused_parts import FusedParts, Part, Request
 from fleet.runtime.training.network import Training
 from fleet.runtime.training.sources import Sources
 from fleet.runtime.training.steps import Steps, strides
@@ -65,6 +66,7 @@ class TrainingLoop:
         save_every: seconds between two checkpoints inside an epoch; None for none.
         active_slots: the networks on this rank's GPU.
         meter: measures the energy of the network.
+        parts: where the trainers of this rank meet; None if it has one trainer.
     """
 
     world: World
@@ -74,12 +76,13 @@ class TrainingLoop:
     save_every: float | None
     active_slots: ActiveSlots
     meter: Meter = dataclasses.field(default_factory=NoMeter)
+    parts: FusedParts | None = None
 
     def __post_init__(self) -> None:
         self._pauses = False  # whether the coordinator has asked this master's group to pause
         self._cuts = False  # whether this master's network has reached its time limit
         self._clock = EpochClock(self.sources, self.writer)
-        self._send = partial(self.world.send, 0, m.Tag.COORDINATOR)
+        self.send = partial(self.world.send, 0, m.Tag.COORDINATOR)
 
     def run(self, training: Training, state: TrainingState, first: m.Start | m.Regroup) -> None:
         """Train a network, marked as active on its GPU; see :meth:`_run`."""
@@ -88,14 +91,14 @@ class TrainingLoop:
             try:
                 self._run(training, state, first)
             except BaseException:
-                self._report_energy(training, is_end=True)
+                self.report_energy(training, is_end=True)
                 raise
 
-    def _report_energy(self, training: Training, is_end: bool = False) -> None:
+    def report_energy(self, training: Training, is_end: bool = False) -> None:
         """Report the energy that this rank has used, if it is counted."""
         joules = self.meter.take(is_end)
         if joules:
-            self._send(m.EnergyUsed(training.network.name, joules))
+            self.send(m.EnergyUsed(training.network.name, joules))
 
     def _run(self, training: Training, state: TrainingState, first: m.Start | m.Regroup) -> None:
         """Train epoch after epoch until the coordinator stops the group or removes this rank.
@@ -120,8 +123,10 @@ class TrainingLoop:
                 else:
                     source = sources.stream.local
                 self._clock.restart()
-            state, is_over, missed = self._train_part(training, state, source, epoch)
-            self._report_energy(training)  # before the report of the epoch, which ranks wait for
+            part = self._train_part(training, state, source, epoch)
+            self.report_energy(training)  # before the report of the epoch, which ranks wait for
+            state = part.state
+            is_over = part.is_over
             is_group = training.group.size > 1
             is_cut = False
             if not is_over:
@@ -135,28 +140,30 @@ class TrainingLoop:
             training.trainable.average_statistics()
             totals = None
             if is_over or is_cut:
-                totals = evaluate(training, sources.validation, self._should_end)
+                totals = part.totals
+                if totals is None:
+                    totals = evaluate(training, sources.validation, self._should_end)
             if totals is None:
                 state = self._pause(training, state)
             else:
-                state = self._end_epoch(training, state, totals, missed, is_cut)
+                state = self._end_epoch(training, state, totals, part.missed, is_cut)
 
             paused = time.perf_counter()
             order = self.next_order(training.group)
             if isinstance(order, m.Stop):
                 if training.group.is_master and state.position and order.saves:
                     self._save(training, state)
-                self._report_energy(training, is_end=True)
+                self.report_energy(training, is_end=True)
                 self.finish(training, order.final)
                 return
             if isinstance(order, m.Regroup):
                 state = self._hand_over(training.group, order, state)
                 if self.world.rank not in order.ranks:
-                    self._report_energy(training, is_end=True)
+                    self.report_energy(training, is_end=True)
                     return
                 self.change_group(training, order, state)
                 if training.group.is_master:
-                    self._send(
+                    self.send(
                         m.Regrouped(
                             training.network.name, state.position, time.perf_counter() - paused
                         )
@@ -170,24 +177,67 @@ class TrainingLoop:
         state: TrainingState,
         source: Stream | LocalBatches,
         epoch: Epoch,
-    ) -> tuple[TrainingState, bool, int]:
-        """Train on the remaining epoch, or until the group has to pause.
+    ) -> Part:
+        """Train on the remaining epoch, or until the group has to pause."""
+        if self.parts is None:
+            return self.train_alone(training, state, source, epoch)
+        size = training.set_batch(state.batch)
+        state = dataclasses.replace(state, batch=size)
+        self._pauses = self._cuts = False
+        request = Request(self, training, state, source, epoch, size)
+        return self.parts.train(request)
 
-        Returns:
-            The network's state; whether the epoch is over (otherwise the group pauses, saves, or
-            has reached the network's time limit); and the number of missed chunks of a ring, see
-            :class:`fleet.stream.batch.Batch`.
-        """
+    # ---- a part with networks of other trainers: see fleet.runtime.training.fused_parts ----
+
+    def poll_pause(self) -> bool:
+        """Return True if the coordinator has ordered to pause, before a part has begun."""
+        self._pauses = self._pauses or self._should_pause()
+        return self._pauses
+
+    def begin_part(self, training: Training, state: TrainingState) -> None:
+        """Prepare to train on the remaining epoch."""
+        self._pauses = self._cuts = False
+        if not state.position:
+            self._clock.restart()  # without the wait for networks of other trainers
+        if isinstance(training.trainable, SupportsEpochs):
+            samples = self.sources.of(training.network).samples
+            training.trainable.begin_epoch(_progress(training, state, samples))
+
+    def should_leave(self, training: Training, state: TrainingState) -> bool:
+        """Return True if the network pauses, or has reached its time limit."""
+        if not self.is_leaving:
+            limit_s = training.network.train.stopping.max_time
+            self._pauses = self._should_pause()
+            is_late = limit_s is not None and self._clock.total_s(state) >= limit_s
+            self._cuts = is_late and not self._pauses
+        return self.is_leaving
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the network leaves the part in which it trains."""
+        return self._pauses or self._cuts
+
+    def save_inside(self, training: Training, state: TrainingState) -> None:
+        """Save a network within an epoch."""
+        self._save(training, self._clock.with_elapsed(state))
+
+    # ---- a part of one network ----
+
+    def train_alone(
+        self,
+        training: Training,
+        state: TrainingState,
+        source: Stream | LocalBatches,
+        epoch: Epoch,
+    ) -> Part:
+        """Train one network on the remaining epoch, or until its group has to pause."""
         network = training.network
         group = training.group
-        self._pauses = self._cuts = False
         limit_s = network.train.stopping.max_time
         consumed = {chunk for record in state.history for chunk in parse_path(record.path)}
         size = training.set_batch(state.batch)
         state = dataclasses.replace(state, batch=size)
-        if isinstance(training.trainable, SupportsEpochs):
-            samples = self.sources.of(network).samples
-            training.trainable.begin_epoch(_progress(training, state, samples))
+        self.begin_part(training, state)
         pace = PaceReport(network.name, state.position, training.steps, self.world.size)
         saved = time.perf_counter()
         # The epoch may have no samples left: the earlier launch ended during the evaluation.
@@ -224,7 +274,7 @@ class TrainingLoop:
         for finished in steps.run(strides(training, batches)):
             self.meter.add_step(finished.seconds * len(finished.batches))
             if self.meter.is_due():
-                self._report_energy(training)
+                self.report_energy(training)
             for batch, sums in zip(finished.batches, finished.sums, strict=True):
                 if batch.size == size:
                     training.steps.add(size, finished.seconds)
@@ -247,12 +297,12 @@ class TrainingLoop:
             if group.is_master and not (is_over or finished.stops):
                 # The time of a group's step includes waits for ranks that lack samples.
                 is_slowed = group.size > 1 and self._clock.wait_share > _WAIT_SHARE
-                pace.send_if_due(self._send, batch.position, is_slowed)
+                pace.send_if_due(self.send, batch.position, is_slowed)
                 if group.size == 1 and finished.is_idle and is_due():
                     saved = time.perf_counter()
                     state = self._clock.add_elapsed(state)
                     self._save(training, state)
-        return state, is_over, missed
+        return Part(state, is_over, missed)
 
     # ---- receiving orders ----
 
@@ -274,8 +324,12 @@ class TrainingLoop:
             return self.world.receive(m.Tag.TRAINER)
 
         message = None
+        if self.parts is not None:
+            self.parts.begin_wait(self.world.rank, has_network=True)
         while group.is_master and not isinstance(message, Order):  # a Pause is too late
             message = self.world.wait(receive)
+        if self.parts is not None:
+            self.parts.end_wait(self.world.rank)
         order = group.broadcast_value(message)
         if not isinstance(order, Order):
             raise InfrastructureError(f"rank {self.world.rank} did not expect {order}")
@@ -287,7 +341,7 @@ class TrainingLoop:
         """Report that the group pauses inside an epoch; returns its state there."""
         state = self._clock.add_elapsed(state)
         if training.group.is_master:
-            self._send(m.Paused(training.network.name, state.stream_epoch))
+            self.send(m.Paused(training.network.name, state.stream_epoch))
         return state
 
     def _end_epoch(
@@ -311,7 +365,7 @@ class TrainingLoop:
         state = state.next_epoch(record, verdict.reason)
         if training.group.is_master:
             self._save(training, state, is_best=verdict.best_epoch == record.epoch)
-            self._send(
+            self.send(
                 m.EpochDone(
                     training.network.name,
                     record,
@@ -397,7 +451,7 @@ class TrainingLoop:
         exported = time.perf_counter()
         tested = self._test(training) if final else None
         if group.is_master:
-            self._send(
+            self.send(
                 m.Stopped(
                     network.name,
                     saved - began,

@@ -20,14 +20,16 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
-from fleet.engines.base import StepResult, StepTotals
-from fleet.engines.steps import StepBatches
-from fleet.runtime.training.network import Training
+from fleet.comm.protocols import Group
+from fleet.engines.base import StepTotals
+from fleet.engines.steps import StepBatches, StepCapabilities
+from fleet.runtime.training.clocks import StepClock
 from fleet.stream.batch import Batch
 
 _STRIDE_S = 0.04  # longest stride; half of it in groups, where a pause comes two calls later
@@ -52,7 +54,7 @@ class Stride:
     ready_count: int
     indices: np.ndarray | None = None
 
-    def begin(self, training: Training, stop: bool) -> Callable[[], StepResult]:
+    def begin(self, training: TakesSteps, stop: bool) -> Callable[[], tuple[Sequence[Any], float]]:
         """Begin to train on these batches, with all ranks of the group.
 
         Args:
@@ -69,7 +71,7 @@ class Stride:
             self.indices,
         )
 
-    def _choose_count(self, training: Training) -> int:
+    def _choose_count(self, training: TakesSteps) -> int:
         """Choose the steps of the next call: no more than were ready if this rank waited."""
         fitting = _count_fitting(training, self.inputs.nbytes // len(self.batches))
         if self.ready_count == len(self.batches):
@@ -77,7 +79,23 @@ class Stride:
         return max(1, min(self.ready_count, fitting))
 
 
-def strides(training: Training, batches: Iterator[Batch]) -> Iterator[Stride]:
+class TakesSteps(Protocol):
+    """What takes steps: a network, or several that train as one."""
+
+    group: Group
+    steps: StepClock
+
+    @property
+    def capabilities(self) -> StepCapabilities:
+        """How it takes steps."""
+
+    def begin(
+        self, batches: StepBatches, indices: np.ndarray | None = None
+    ) -> Callable[[], tuple[Sequence[Any], float]]:
+        """Begin steps; returns a function that waits for their totals and the time of their end."""
+
+
+def strides(training: TakesSteps, batches: Iterator[Batch]) -> Generator[Stride, None, None]:
     """Group the batches of a stream into strides if steps are short."""
     arriving = _time_arrivals(batches)
     is_alone = training.group.size == 1
@@ -102,7 +120,7 @@ def _time_arrivals(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
         requested_s = time.perf_counter()
 
 
-def _count_fitting(training: Training, nbytes: int) -> int:
+def _count_fitting(training: TakesSteps, nbytes: int) -> int:
     """Return how many steps a call may take with inputs of ``nbytes`` bytes."""
     stride_s = _STRIDE_S if training.group.size == 1 else _STRIDE_S / 2
     return max(
@@ -159,14 +177,14 @@ class FinishedSteps:
 
     Attributes:
         batches: the batch of each step; their inputs and targets are invalid.
-        sums: the sums of each step.
+        sums: the sums of each step: :class:`StepTotals`, or those of several networks.
         seconds: duration of each step.
         stops: whether a rank of the group has requested to stop after these steps.
         is_idle: whether no later step has begun.
     """
 
     batches: Sequence[Batch]
-    sums: Sequence[StepTotals]
+    sums: Sequence[Any]
     seconds: float
     stops: bool
     is_idle: bool
@@ -182,7 +200,7 @@ class Steps:
         ended: end of the latest step.
     """
 
-    training: Training
+    training: TakesSteps
     should_stop: Callable[[], bool]
     is_due: Callable[[], bool]
     ended: float = -math.inf

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property, partial
 from pathlib import Path
+from typing import cast
 
 from fleet.comm import messages as m
 from fleet.comm.protocols import Group, World
+from fleet.comm.trainer_threads import TrainerWorld
 from fleet.domain.network import Code, StepRate, TrainingState, finished_reason
 from fleet.engines.base import (
     Engine,
@@ -27,6 +29,7 @@ from fleet.errors import GroupMemberDied, InfrastructureError
 from fleet.runtime.training.agreement import TrainingFailed, all_or_none
 from fleet.runtime.training.building import build_within
 from fleet.runtime.training.energy import Meter, NoMeter
+from fleet.runtime.training.fused_parts import FusedParts
 from fleet.runtime.training.loop import TrainingLoop
 from fleet.runtime.training.network import Training
 from fleet.runtime.training.rate_measurement import measure_batches
@@ -42,7 +45,7 @@ from fleet.storage.checkpoint import (
 from fleet.storage.identity import code_of, file_checksum, training_identity
 from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
-from fleet.storage.rank_deaths import RankMarker
+from fleet.storage.rank_deaths import Marker
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.active_slots import ActiveSlots
 from fleet.stream.stall import Stalled
@@ -69,6 +72,7 @@ class Trainer:
         active_slots: the networks on the GPU.
         marker: records in the run's folder which network this rank trains.
         meter: measures the energy of that network.
+        parts: where the trainers of this rank meet; None if it has one trainer.
     """
 
     world: World
@@ -80,8 +84,9 @@ class Trainer:
     codes: Mapping[str, Code]
     fence: Fence
     active_slots: ActiveSlots
-    marker: RankMarker
+    marker: Marker
     meter: Meter = dataclasses.field(default_factory=NoMeter)
+    parts: FusedParts | None = None
 
     def __post_init__(self) -> None:
         checkpoint = self.spec.checkpoint
@@ -94,6 +99,7 @@ class Trainer:
             checkpoint.every,
             self.active_slots,
             self.meter,
+            self.parts,
         )
         self._send = partial(self.world.send, 0, m.Tag.COORDINATOR)
 
@@ -111,8 +117,7 @@ class Trainer:
 
     def run(self) -> None:
         """Carry out orders until the run is over."""
-        receive = partial(self.world.receive, m.Tag.TRAINER)
-        while not isinstance(order := self.world.wait(receive, _PATIENCE), m.Exit):
+        while not isinstance(order := self._next_order(), m.Exit):
             if isinstance(order, m.LeaveLaunch):
                 self.stop()
                 self.world.end_rank()
@@ -130,6 +135,16 @@ class Trainer:
                 self._join(order)
             self.marker.clear()
             self._send(m.Ready(self.world.rank))
+
+    def _next_order(self, patience: float = _PATIENCE) -> m.Message:
+        """Wait for an order to train a network; see :meth:`World.wait`."""
+        if self.parts is not None:
+            self.parts.begin_wait(self.world.rank, has_network=False)
+        receive = partial(self.world.receive, m.Tag.TRAINER)
+        order = cast("m.Message", self.world.wait(receive, patience))
+        if self.parts is not None:
+            self.parts.end_wait(self.world.rank)
+        return order
 
     def stop(self) -> None:
         """Write everything that is not yet written."""
@@ -194,7 +209,7 @@ class Trainer:
             except Exception as error:  # raised on all ranks once they have formed the group
                 failure = error
             self._send(m.Built(network.name, self.world.rank))
-            message = self.world.wait_for_message(m.Tag.TRAINER)
+            message = self._next_order(patience=1.0)
             if isinstance(message, m.Stop):  # this rank is no longer needed
                 return
             if not isinstance(message, m.Regroup):
@@ -239,6 +254,8 @@ class Trainer:
             ) from stall
         finally:
             self.sources.leave()
+            if self.parts is not None:
+                self.parts.leave(training)
         training.group.free()
 
     @contextmanager
@@ -258,12 +275,17 @@ class Trainer:
     def _build(self, network: NetworkSpec, group: Group) -> Trainable:
         """Build a network within its time limit."""
         background_tasks = self.world.run_background_tasks if self.world.background_tasks else None
+        build = partial(
+            build_within,
+            network.train.build_timeout,
+            lambda: self._engine.build(network, group),
+            background_tasks,
+        )
         with collect_warnings() as warnings:
-            trainable = build_within(
-                network.train.build_timeout,
-                lambda: self._engine.build(network, group),
-                background_tasks,
-            )
+            if isinstance(self.world, TrainerWorld):
+                trainable = self.world.threads.on_main_thread(build)
+            else:
+                trainable = build()
         if group.is_master:
             for warning in warnings:
                 log.warning("%s: %s", network.name, warning)

@@ -86,6 +86,8 @@ def test_transitions_cover_all_messages_of_groups():
         messages.SampleUnreadable,
         messages.Warned,
         messages.EnergyUsed,
+        messages.ForTrainer,
+        messages.NotFused,
     }
     kinds = {
         kind

@@ -1,0 +1,162 @@
+"""Compare K networks trained as one program with one network, and with K networks on slots.
+
+    python benchmarks/fused.py [--k 1 2 4 8 16] [--rounds 3] [--epochs 6] [--json]
+
+Equal dense networks of PyTorch train on one device: by one trainer that fuses them
+(`resources.fuse: K`), and by K trainers that share it (`resources.networks_per_gpu: K`). The device
+is the first visible GPU, where slots use NVIDIA's Multi-Process Service if it is installed. Without
+a GPU all ranks share one core.
+
+All launches of a round take turns, and the numbers are medians of the rounds. *Samples/s* is the
+total throughput while K networks train and all are beyond their first epochs, in which programs are
+recorded. `of_one` compares it with one network, `of_slots` with K slots. The aim is 3 times one
+network at K = 8 on a CPU, and twice the slots on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import sharing
+import yaml
+
+from fleet.api import mpirun
+from fleet.commands.output import print_json
+from fleet.domain.events import EpochEnded
+from fleet.storage.event_log import read_events
+from fleet.storage.paths import RunPaths
+from fleet.terminal import print_table
+from launch.devices import visible_gpus
+
+ROOT = Path(__file__).parents[1]
+FUSED = "fused"
+SLOTS = "slots"
+
+
+def spec(
+    mode: str, count: int, gpu: str | None, folder: Path, args: argparse.Namespace
+) -> dict[str, Any]:
+    """Return the spec of a run of equal networks with different learning rates on one device."""
+    resources: dict[str, Any] = {"engine": "torch", "preprocessors": 1}
+    resources |= {"fuse": count} if mode == FUSED else {"networks_per_gpu": count}
+    if gpu is not None:
+        resources["gpus_per_node"] = 1
+    return {
+        "name": "fused",
+        "output": str(folder / "run"),
+        "data": {
+            "source": "builtin:noise",
+            "options": {"samples": args.samples, "size": args.pixels},
+            "validation": None,
+            "cache": "memory",
+            "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
+        },
+        "models": [
+            {
+                "family": "mlp",
+                "name": f"mlp-{number}",
+                "args": {"hidden": args.hidden},
+                "train": {"optimizer": {"learning_rate": 0.001 * (number + 1)}},
+            }
+            for number in range(count)
+        ],
+        "train": {
+            "batch": {"size": args.batch},
+            "stopping": {"monitor": "loss", "max_epochs": args.epochs},
+            "optimizer": {"name": "sgd", "momentum": 0.9},
+        },
+        "resources": resources,
+    }
+
+
+def measure(mode: str, count: int, gpu: str | None, args: argparse.Namespace) -> float:
+    """Return the samples/s of all networks of a launch, with no cached rates."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = folder / "fused.yaml"
+        path.write_text(yaml.safe_dump(spec(mode, count, gpu, folder, args)))
+        bound = [] if gpu is not None else ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
+        ranks = 2 if mode == FUSED else count + 1
+        process = subprocess.run(
+            [*bound, *mpirun(ranks), "-m", "fleet.run", str(path), "--plain"],
+            cwd=ROOT,
+            check=False,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")},
+        )
+        if process.returncode:
+            raise RuntimeError(
+                f"{count} {mode}: {process.stdout[-2000:]}\n{process.stderr[-2000:]}"
+            )
+        log = read_events(RunPaths(folder / "run").events)
+        epochs = [(at, event.record) for at, event in log if isinstance(event, EpochEnded)]
+        return sharing.samples_per_s(epochs, count)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--k", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--samples", type=int, default=16384)
+    parser.add_argument("--pixels", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--hidden", type=int, nargs="+", default=[32])
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    if args.epochs < 3:
+        parser.error(f"--epochs is {args.epochs}; it must be at least 3: the first does not count")
+    if 1 not in args.k:
+        parser.error("--k must include 1, with which all are compared")
+    gpu = next(iter(visible_gpus(os.environ)), None)
+    cases = [(FUSED, count) for count in args.k if count > 1]
+    cases += [(SLOTS, count) for count in args.k]
+    measured: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
+    for turn in range(args.rounds):
+        for case in cases if turn % 2 == 0 else cases[::-1]:
+            measured[case].append(measure(*case, gpu, args))
+            print(
+                f"  round {turn + 1}, {case[1]} {case[0]}: {measured[case][-1]:.0f} samples/s",
+                file=sys.stderr,
+                flush=True,
+            )
+    rows = make_rows({case: statistics.median(rates) for case, rates in measured.items()})
+    if args.json:
+        print_json(rows)
+        return
+    device = "a core" if gpu is None else f"GPU {gpu}"
+    print_table(
+        ["networks", "samples/s", "of one", "of slots"],
+        [[f"{row['k']} {row['what']}", *(row[key] for key in list(row)[2:])] for row in rows],
+        title=f"dense networks on {device}, medians of {args.rounds}",
+    )
+
+
+def make_rows(rates: dict[tuple[str, int], float]) -> list[dict[str, Any]]:
+    """Return a row for each case: its throughput, and its share of others."""
+    alone = rates[SLOTS, 1]
+    rates = {(FUSED, 1): alone, **rates}
+    return [
+        {
+            "what": mode,
+            "k": count,
+            "samples_per_s": round(rate),
+            "of_one": round(rate / alone, 3),
+            "of_slots": round(rate / rates[SLOTS, count], 3),
+        }
+        for (mode, count), rate in sorted(rates.items())
+    ]
+
+
+if __name__ == "__main__":
+    main()
