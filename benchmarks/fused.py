@@ -1,6 +1,6 @@
 """Compare K networks trained as one program with one network, and with K networks on slots.
 
-    python benchmarks/fused.py [--k 1 2 4 8 16] [--rounds 3] [--epochs 6] [--json]
+    python benchmarks/fused.py [--k 1 2 4 8 16] [--rounds 2] [--epochs 5] [--json]
 
 Equal dense networks of PyTorch train on one device: by one trainer that fuses them
 (`resources.fuse: K`), and by K trainers that share it (`resources.networks_per_gpu: K`). The device
@@ -106,8 +106,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--k", type=int, nargs="+", default=[1, 2, 4, 8, 16])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--samples", type=int, default=16384)
     parser.add_argument("--pixels", type=int, default=8)
     parser.add_argument("--batch", type=int, default=32)

@@ -75,6 +75,7 @@ def make_dry_run(
     resources = dataclasses.replace(
         document.resources,
         engine="emulated",
+        fuse="off",
         time_scale=scale * epoch_ratio,
         gpus_per_node=cluster.gpus_per_node // cluster.slots,
         preprocessors="auto" if spec.policy.own_samples else cluster.gpus // cluster.gpus_per_node,

@@ -85,6 +85,14 @@ def test_dry_run_keeps_policy_and_ranks_but_not_walltime():
     assert rehearsed(schedule={"policy": "baseline"}).document.resources.preprocessors == "auto"
 
 
+def test_dry_run_fuses_no_networks():
+    content = {
+        "models": [{"family": "mlp", "name": "deep"}, {"family": "softmax", "name": "flat"}],
+        "resources": {"engine": "torch", "fuse": 2},
+    }
+    assert rehearsed(**content).document.resources.fuse == "off"
+
+
 @pytest.mark.parametrize(
     "data",
     [
