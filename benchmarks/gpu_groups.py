@@ -72,8 +72,8 @@ class Bench:
             took.append(max(times[:ranks]))
         return 1e3 * statistics.median(took[1:])
 
-    def _add(self, what: str, ranks: int, value: float, unit: str = "ms", **more: Any) -> None:
-        self.rows.append({"what": what, "ranks": ranks, unit: value, **more})
+    def _add(self, name: str, ranks: int, value: float, unit: str = "ms", **more: Any) -> None:
+        self.rows.append({"what": name, "ranks": ranks, unit: value, **more})
 
     def measure_sums(self, ranks: int, sizes_mb: list[float]) -> None:
         """Measure sums of some sizes over the first ranks."""
@@ -115,19 +115,19 @@ class Bench:
         """Measure the memory of a process group, and what ten closed ones leave."""
         if self._device.type == "cpu":
             return
-        taken, left = 0.0, 0.0
+        used_mib, unreturned_mib = 0.0, 0.0
         if self._world.rank < ranks:
             group = self._world.group(range(ranks), 1)
             self._open(group).close()
             before = self._used_mib()
             exchange = self._open(group)
-            taken = self._used_mib() - before
+            used_mib = self._used_mib() - before
             exchange.close()
             for _ in range(_LEFT_AFTER):
                 self._open(group).close()
-            left = self._used_mib() - before
-        for what, value in (("memory", taken), ("memory that ten leave", left)):
-            self._add(what, ranks, max(self._world.allgather(value)), unit="mib")
+            unreturned_mib = self._used_mib() - before
+        for name, value in (("memory", used_mib), ("memory that ten leave", unreturned_mib)):
+            self._add(name, ranks, max(self._world.allgather(value)), unit="mib")
 
     def measure_nccl(self, sizes: list[int]) -> None:
         """Measure how NCCL itself shrinks and grows communicators."""
@@ -138,12 +138,12 @@ class Bench:
         for small, large in pairwise(sizes):
             shrinks, grows = [], []
             for _ in range(self._repeats):
-                whole = self._nccl_communicator(nccl, large)
+                complete = self._nccl_communicator(nccl, large)
                 self._world.allgather(None)
                 began = time.perf_counter()
                 part: Any = None
                 if rank < small:
-                    part = whole.shrink(list(range(small, large)))
+                    part = complete.shrink(list(range(small, large)))
                 times = self._world.allgather(time.perf_counter() - began)
                 shrinks.append(max(times[:small]))
                 [unique, *_] = self._world.allgather(
@@ -154,7 +154,7 @@ class Bench:
                     grown = self._grow(nccl, part, unique, small, large)
                 times = self._world.allgather(time.perf_counter() - began)
                 grows.append(max(times[:large]))
-                for communicator in (grown, part, whole) if rank < large else ():
+                for communicator in (grown, part, complete) if rank < large else ():
                     if communicator is not None:
                         communicator.destroy()
             self._add("shrink", small, 1e3 * statistics.median(shrinks), before=large)
