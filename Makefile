@@ -1,4 +1,4 @@
-# make env | env-torch | demo | test | test-other | test-track | test-torch | test-wheel | test-browser | test-long | test-all | coverage | simulate | test-cluster | test-cluster-all | chaos | format | check | docs | bench | clean
+# make env | env-torch | demo | test | test-other | test-track | test-torch | test-arm | test-wheel | test-browser | test-long | test-all | coverage | simulate | test-cluster | test-cluster-all | chaos | format | check | docs | bench | clean
 # VENV=dir chooses another folder for the environment; PYTHON=3.12, or a path, chooses its Python.
 
 VENV ?= .venv
@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Number of parallel tests: launches wait more than they compute.
 WORKERS ?= 3
 
-.PHONY: env env-torch demo test test-other test-track test-torch test-wheel test-browser test-long test-all coverage simulate test-cluster test-cluster-all chaos format check docs bench clean
+.PHONY: env env-torch demo test test-other test-track test-torch test-arm test-wheel test-browser test-long test-all coverage simulate test-cluster test-cluster-all chaos format check docs bench clean
 
 env:
 	@tools/env.sh
@@ -56,6 +56,10 @@ test-torch: export OMP_NUM_THREADS ?= 1
 test-torch:
 	HOROVOD= VENV=.venv-torch tools/env.sh torch
 	.venv-torch/bin/python -m pytest -n $(WORKERS) -rs -m torch $(PYTEST_ARGS)
+
+# Whether each pinned package has a wheel for ARM (aarch64); pip only looks.
+test-arm: env
+	$(BIN)/python tools/aarch64.py tools/constraints-*.txt
 
 # The HTML report in Chromium, which is installed if missing; that needs root and apt-get. `make test`
 # runs these tests, too, if Chromium is there.

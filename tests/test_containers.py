@@ -41,7 +41,7 @@ def test_container_copies_existing_files():
 def test_container_has_the_tested_versions():
     [name] = re.findall(r"tools/(constraints-\S+)", SECTIONS["files"])
     pins = dict(
-        line.split("==")
+        line.partition(";")[0].strip().split("==")
         for line in (ROOT / "tools" / name).read_text().splitlines()
         if "==" in line
     )
