@@ -54,6 +54,9 @@ class World:
         assert tag is Tag.COORDINATOR
         return self.inbox.pop(0) if self.inbox else None
 
+    def ignore(self, ranks):
+        self.ignored = ranks
+
     def send(self, rank, tag, message):
         self.sent.append((rank, tag, message))
 

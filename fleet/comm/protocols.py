@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import NoReturn, Protocol, TypeVar, cast
@@ -143,6 +144,9 @@ class World(Protocol):
 
     def receive(self, tag: Tag) -> Message | None:
         """Return the next message of a tag, or None; never waits."""
+
+    def ignore(self, ranks: AbstractSet[int]) -> None:
+        """Discard messages of dead ranks, which may still arrive, from now on."""
 
     def wait_for_message(self, tag: Tag) -> Message:
         """Wait for the next message under a tag."""

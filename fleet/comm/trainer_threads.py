@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -201,6 +202,9 @@ class TrainerWorld(World):
         if tag is Tag.TRAINER:
             return self.threads.receive(self.rank)
         return self._world.receive(tag)
+
+    def ignore(self, ranks: AbstractSet[int]) -> None:  # noqa: D102
+        self._world.ignore(ranks)
 
     def wait(self, ready: Callable[[], T | None], patience: float = 1.0) -> T:
         """Poll until ``ready`` returns something; meanwhile other trainers of this rank run."""

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
@@ -47,6 +48,7 @@ class ULFMWorld(MPIWorld):
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
         super().__init__(comm)
         end_with_parent()  # under ULFM mpirun may end without this rank
+        self._ignored: frozenset[int] = frozenset()
         # number of a group -> ranks that are ready to make it
         self._ready: defaultdict[int, set[int]] = defaultdict(set)
 
@@ -86,14 +88,22 @@ class ULFMWorld(MPIWorld):
             super().send(rank, tag, message)
 
     def receive(self, tag: int) -> Any:  # noqa: D102
+        status = MPI.Status()
         try:
-            return super().receive(tag)
+            while (matched := self._probe(tag, status)) is not None:
+                message = matched.recv()
+                if status.Get_source() not in self._ignored:
+                    return message
+            return None
         except MPI.Exception as error:
             if not _is_death(error):
                 raise
             # Without it MPI refuses to receive from any source after a death.
             self.comm.Ack_failed()
             return None
+
+    def ignore(self, ranks: AbstractSet[int]) -> None:  # noqa: D102 - see World
+        self._ignored |= ranks
 
     def _is_delivered(self, request: MPI.Request) -> bool:
         try:

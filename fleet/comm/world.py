@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NoReturn, TypeVar
 
 from mpi4py import MPI
@@ -54,12 +55,17 @@ class MPIWorld(World):
         self._pending.append(self.comm.isend(message, dest=rank, tag=tag))
 
     def receive(self, tag: int) -> Any:  # noqa: D102
-        # Open MPI probes first and only then takes in what has arrived, so the first probe may miss
-        # a message.
-        matched = self.comm.improbe(tag=tag) or self.comm.improbe(tag=tag)
+        matched = self._probe(tag)
         if matched is None:
             return None
         return matched.recv()
+
+    def _probe(self, tag: int, status: MPI.Status | None = None) -> MPI.Message | None:
+        # Open MPI probes first and only then takes in what has arrived, so the first probe may miss
+        # a message.
+        return self.comm.improbe(tag=tag, status=status) or self.comm.improbe(
+            tag=tag, status=status
+        )
 
     def _is_delivered(self, request: MPI.Request) -> bool:
         """Return True if a message was received or never will be."""
@@ -78,6 +84,9 @@ class MPIWorld(World):
             while self.receive(tag) is not None:
                 pass
         return self._all_delivered()
+
+    def ignore(self, ranks: AbstractSet[int]) -> None:
+        """Do nothing: if a rank dies, `mpirun` ends this one as well."""
 
     def check_for_deaths(self) -> None:
         """Do nothing: if a rank dies, `mpirun` ends this one as well."""

@@ -228,9 +228,12 @@ class Coordinator:
         if answer is not None:
             self._handle(answer)
         has_received, is_all = self._receive_messages()
-        # Deaths are handled after all messages of the dead ranks.
-        dead = self.config.roles.with_trainers(self.world.dead_ranks)
+        # Deaths are handled after all messages of the dead ranks. Later ones belong to groups that
+        # exist no more.
+        dead_ranks = self.world.dead_ranks
+        dead = self.config.roles.with_trainers(dead_ranks)
         if is_all and dead > self._handled_deaths:
+            self.world.ignore(dead_ranks)
             died = dead - self._handled_deaths
             self._handled_deaths = dead
             self._handle(e.RanksDied(tuple(sorted(died))))

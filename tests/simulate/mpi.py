@@ -151,6 +151,16 @@ class Request:
         return self._is_done
 
 
+class Status:
+    """What a probe says of a message."""
+
+    def __init__(self) -> None:
+        self.source = ANY_SOURCE
+
+    def Get_source(self) -> int:
+        return self.source
+
+
 class Message:
     """A message that was matched and not yet received."""
 
@@ -269,7 +279,9 @@ class Intracomm:
         self._shared.boxes[self.rank][envelope.tag].remove(envelope)
         self._job.kernel.progress()
 
-    def improbe(self, source: int = ANY_SOURCE, tag: int = 0) -> Message | None:
+    def improbe(
+        self, source: int = ANY_SOURCE, tag: int = 0, status: Status | None = None
+    ) -> Message | None:
         self._job.kernel.check_alive()
         self._check()
         envelope = self._match(tag, source)
@@ -278,6 +290,8 @@ class Intracomm:
                 raise Exception(ERR_PROC_FAILED_PENDING)
             return None
         self._take(envelope)
+        if status is not None:
+            status.source = envelope.source
         return Message(envelope)
 
     def iprobe(self, source: int = ANY_SOURCE, tag: int = 0) -> bool:
@@ -501,6 +515,7 @@ def install() -> None:
         "Intracomm": Intracomm,
         "Group": Group,
         "Request": Request,
+        "Status": Status,
         "Exception": Exception,
         "IN_PLACE": IN_PLACE,
         "SUM": SUM,

@@ -152,6 +152,7 @@ def test_coordinator_handles_deaths_after_messages_of_the_dead(launch):
     launch.receive(EpochDone("a", record(1), 0.5, ""))
     assert launch.recorder.events.index("epoch") < launch.recorder.events.index("lost")
     assert launch.recorder.events.count("lost") == 1
+    assert launch.world.ignored == {1}  # what it has sent may still arrive
 
 
 def test_coordinator_restores_failed_network_from_checkpoint(launch):
