@@ -219,6 +219,9 @@ class World:
     def check_for_deaths(self):
         """Do nothing: no rank dies here."""
 
+    def ignore(self, ranks):
+        """Do nothing: no rank dies here."""
+
     def wait_for_message(self, tag):
         return self.wait(lambda: self.receive(tag))
 
