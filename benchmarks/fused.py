@@ -7,10 +7,10 @@ Equal dense networks of PyTorch train on one device: by one trainer that fuses t
 is the first visible GPU, where slots use NVIDIA's Multi-Process Service if it is installed. Without
 a GPU all ranks share one core.
 
-All launches of a round take turns, and the numbers are medians of the rounds. *Samples/s* is the
-total throughput while K networks train and all are beyond their first epochs, in which programs are
-recorded. `of_one` compares it with one network, `of_slots` with K slots. The aim is 3 times one
-network at K = 8 on a CPU, and twice the slots on a GPU.
+*Samples/s* is the total throughput while K networks train and all are beyond their first epochs, in
+which programs are recorded. For each K, one network trains right after the others: `of_one`
+compares with it, `of_slots` with the K slots. Numbers are medians of the rounds. The aim is 3 times
+one network at K = 8 on a CPU, and twice the slots on a GPU.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,15 @@ from launch.devices import visible_gpus
 ROOT = Path(__file__).parents[1]
 FUSED = "fused"
 SLOTS = "slots"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Launches one after another: samples/s of one network, and of K networks by mode."""
+
+    count: int
+    alone: float
+    rates: Mapping[str, float]
 
 
 def spec(
@@ -116,21 +127,16 @@ def main() -> None:
     args = parser.parse_args()
     if args.epochs < 3:
         parser.error(f"--epochs is {args.epochs}; it must be at least 3: the first does not count")
-    if 1 not in args.k:
-        parser.error("--k must include 1, with which all are compared")
     gpu = next(iter(visible_gpus(os.environ)), None)
-    cases = [(FUSED, count) for count in args.k if count > 1]
-    cases += [(SLOTS, count) for count in args.k]
-    measured: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
-    for turn in range(args.rounds):
-        for case in cases if turn % 2 == 0 else cases[::-1]:
-            measured[case].append(measure(*case, gpu, args))
-            print(
-                f"  round {turn + 1}, {case[1]} {case[0]}: {measured[case][-1]:.0f} samples/s",
-                file=sys.stderr,
-                flush=True,
-            )
-    rows = make_rows({case: statistics.median(rates) for case, rates in measured.items()})
+    measured: list[Turn] = []
+    for number in range(args.rounds):
+        for count in args.k:
+            modes = (FUSED, SLOTS) if count > 1 else ()
+            rates = {mode: measure(mode, count, gpu, args) for mode in modes}
+            turn = Turn(count, measure(SLOTS, 1, gpu, args), rates)
+            measured.append(turn)
+            print(f"  round {number + 1}: {turn}", file=sys.stderr, flush=True)
+    rows = make_rows(measured)
     if args.json:
         print_json(rows)
         return
@@ -142,20 +148,27 @@ def main() -> None:
     )
 
 
-def make_rows(rates: dict[tuple[str, int], float]) -> list[dict[str, Any]]:
-    """Return a row for each case: its throughput, and its share of others."""
-    alone = rates[SLOTS, 1]
-    rates = {(FUSED, 1): alone, **rates}
-    return [
-        {
-            "what": mode,
-            "k": count,
-            "samples_per_s": round(rate),
-            "of_one": round(rate / alone, 3),
-            "of_slots": round(rate / rates[SLOTS, count], 3),
-        }
-        for (mode, count), rate in sorted(rates.items())
-    ]
+def make_rows(measured: Sequence[Turn]) -> list[dict[str, Any]]:
+    """Return a row for each case: medians of its throughput, and of its ratios to others."""
+    rows = []
+    for mode in (FUSED, SLOTS):
+        for count in sorted({turn.count for turn in measured}):
+            turns = [turn for turn in measured if turn.count == count]
+            rates = [turn.rates.get(mode, turn.alone) for turn in turns]
+            slots = [turn.rates.get(SLOTS, turn.alone) for turn in turns]
+            pairs = list(zip(turns, rates, slots, strict=True))
+            rows.append(
+                {
+                    "what": mode,
+                    "k": count,
+                    "samples_per_s": round(statistics.median(rates)),
+                    "of_one": round(
+                        statistics.median(rate / turn.alone for turn, rate, _ in pairs), 3
+                    ),
+                    "of_slots": round(statistics.median(rate / slot for _, rate, slot in pairs), 3),
+                }
+            )
+    return rows
 
 
 if __name__ == "__main__":
