@@ -180,7 +180,10 @@ class Controller:
             self._searches.idle_since_s = float("inf")
         else:
             self._placement.has_news |= self._searches.close()
-            if self._networks.are_over and not self._searches.controller.is_open:
+            # A network that has ended by the log may have lost its last checkpoint.
+            awaits_checkpoint = self._networks.waiting.awaiting_checkpoint
+            is_open = self._searches.controller.is_open
+            if self._networks.are_over and not awaits_checkpoint and not is_open:
                 self._shutdown.finish()
             if not self._networks.has_trainable:
                 return

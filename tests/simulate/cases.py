@@ -42,6 +42,8 @@ EVENTS = {
     "edit code": "a file of a model function is edited before a launch, and restored after it",
     "give verdict": "somebody stops, pauses or resumes a network",
     "lazy policy": "a policy of the user lets nothing run",
+    "lose best": "the best checkpoint of a finished network is deleted before a launch",
+    "ask too much": "a spec wants more GPUs or samples than there are, for one launch",
 }
 # Kinds that only scenarios have (tests/simulate/scenarios.py).
 _OF_SCENARIOS = (
@@ -52,6 +54,8 @@ _OF_SCENARIOS = (
     "edit code",
     "give verdict",
     "lazy policy",
+    "lose best",
+    "ask too much",
 )
 # Kinds of faults that last -> what they do.
 CONDITIONS = {
@@ -127,6 +131,7 @@ class Case:
         slow: slowest factor of a rank.
         offsets: offsets of the clocks of nodes, in seconds.
         side_by_side: number of launches that share the run (``--share-run``).
+        cores: cores of a node; 0 for one if networks share a device, and else for many.
     """
 
     seed: int
@@ -144,6 +149,7 @@ class Case:
     slow: float = 1.0
     offsets: tuple[float, ...] = ()
     side_by_side: int = 1
+    cores: int = 0
 
     @property
     def ranks(self) -> int:

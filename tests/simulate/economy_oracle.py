@@ -1,10 +1,12 @@
 """Nothing is done twice for nothing, and nothing is kept that is no longer needed.
 
+- Launches that share a run write its table no more often than they say.
 - A checkpoint is written once, and rank 0 reads no weights.
 - Samples that are stored in memory are prepared once on each node; so are those for validation.
 - Communicators of groups are freed.
 - Under a quota, a network's own previous checkpoint is deleted before those of others.
 - A network that has finished, or failed for good, gets no devices again.
+- A node is released once its trainers are idle.
 - The supply in the log is that of the preprocessors which produce.
 """
 
@@ -17,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fleet.storage import results
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status
 from tests.simulate import kernel as k
@@ -26,6 +29,8 @@ from tests.simulate.cluster import Launch
 # Reads of a stored sample in a launch and on a node: its shape, examples, and the store. Each fold
 # reads its shape and examples.
 _MOST_READS = 5
+_TABLE_S = 1.4  # between two tables of a launch that shares its run
+VALIDATION = "sample of 20, seed 2,"  # how Numbered names those for validation
 
 
 class EconomyOracle:
@@ -41,6 +46,8 @@ class EconomyOracle:
         self._object_to = object_to
         self._states: dict[tuple[k.Process, str], tuple[int, int, int]] = {}
         self._reads: Counter[tuple[Any, Any, str, int]] = Counter()
+        self._idle: dict[k.Process, set[int]] = {}  # devices that wait for work
+        self._table_s: dict[k.Process, float] = {}  # when it last wrote the table of results
         self._throughput: dict[k.Process, dict[int, float]] = {}
         self._writing: dict[k.Process, str] = {}
         self._over: dict[str, str] = {}  # network -> how it has ended
@@ -53,7 +60,13 @@ class EconomyOracle:
         self._fallen_back: dict[str, bool] = {}
         self._trainers: set[k.Process] = set()
         data = case.content["data"]
+        self._is_prompt = set(case.kinds) <= {"signal", "kill all", "kill rank"}
         self._folds = data.get("folds", 1)
+        self._has_preprocessors = (
+            case.ranks_per_node > 1
+            and case.content["schedule"].get("policy") != "baseline"
+            and data["source"] != "tests.sources:unvalidated"
+        )
         self._is_stored = (
             data.get("cache") == "memory"
             and "shared_memory" not in data
@@ -114,12 +127,31 @@ class EconomyOracle:
         if self._paths.previous(name).exists() and self._paths.last(name).exists():
             self._object_to(f"{process} deletes {path} to save {name}, whose own remains")
 
+    def is_idle(self, process: k.Process, devices: Iterable[int], is_idle: bool) -> None:
+        """Rank 0 has heard that trainers wait for work, or has given them some."""
+        idle = self._idle.setdefault(process, set())
+        (idle.update if is_idle else idle.difference_update)(devices)
+
+    def wrote_table(self, process: k.Process, at_s: float) -> None:
+        """Rank 0 has written the table of results after a change of the run."""
+        seconds = at_s - self._table_s.get(process, -math.inf)
+        self._table_s[process] = at_s
+        if self._case.side_by_side > 1 and self._is_prompt and seconds < _TABLE_S:
+            self._object_to(f"{process} writes the table again after {seconds:.1f} s")
+
+    def left_table(self, process: k.Process, networks: int) -> None:
+        """Rank 0 has not written the table of results after a change of the run."""
+        if self._case.side_by_side == 1 and networks <= results._FEW:
+            self._object_to(f"{process} does not write the table of {networks} networks")
+
     # ---- samples ----
 
     def reads_sample(self, process: k.Process, source: str, index: int) -> None:
         """A rank reads a sample of a source."""
         if not self._is_stored or process.mpi is None:
             return
+        if process in self._trainers and self._has_preprocessors and source == VALIDATION:
+            self._object_to(f"{process} prepares {source} {index}, which its node has")
         key = (process.mpi, process.node, source, index)
         self._reads[key] += 1
         if self._reads[key] == _MOST_READS * self._folds + 1:
@@ -152,6 +184,10 @@ class EconomyOracle:
             limit = self._case.content["resources"].get("networks_per_gpu", 1)
             if limit != "auto" and record.get("slots", 1) > limit:
                 self._object_to(f"more than {limit} networks may share a GPU: {record}")
+            self._check_slots(process, limit, record)
+        elif event == "nodes_left" and not self._case.fault_tolerant:
+            if busy := set(record["devices"]) - self._idle.get(process, set()):
+                self._object_to(f"a node is released while devices {busy} are busy: {record}")
         elif event == "bad_sample":
             self._skipped.add(record["name"])
         elif event == "stream":  # later ones follow other reports
@@ -162,6 +198,21 @@ class EconomyOracle:
                 supply, sum(chosen), rel_tol=0.02, abs_tol=0.2
             ):
                 self._object_to(f"the supply is {supply}, but preprocessors give {chosen}")
+
+    def _check_slots(self, process: k.Process, limit: Any, record: Mapping[str, Any]) -> None:
+        """Check that networks share a core only if a node has fewer cores than trainers."""
+        is_shared = isinstance(limit, int) and limit > 1
+        if not is_shared or self._case.content["resources"]["engine"] != "numpy":
+            return
+        nodes, cores = self._case.nodes, self._case.cores
+        if not cores or nodes > 1:
+            return
+        trainers = record["trainers"]
+        devices = max(min(cores, trainers), math.ceil(trainers / limit))
+        slots = math.ceil(trainers / devices)
+        actual = record.get("slots", 1), record.get("fills", False)
+        if actual != (slots, slots > 1):
+            self._object_to(f"{slots} of {trainers} trainers may share a core: {record}")
 
     def damaged(self, name: str, remaining: tuple[int, int]) -> None:
         """Allow that a network is trained again, and expect a report if nothing of it remains."""

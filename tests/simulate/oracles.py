@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from fleet.stream.order import parse_path
 from tests.simulate import disk as d
 from tests.simulate import kernel as k
 from tests.simulate import mpi
+from tests.simulate.cache_oracle import CacheOracle
 from tests.simulate.cases import Case
 from tests.simulate.cluster import Cluster, Launch
 from tests.simulate.durability_oracle import ORDERLY, DurabilityOracle
@@ -97,6 +98,7 @@ class Observer(Witness):
         self._tables = TableOracle(self.paths, is_plain, is_calm, object_to)
         self._times = TimeOracle(case, kernel, object_to)
         self._economy = EconomyOracle(case, self.paths, object_to)
+        self._caches = CacheOracle(case.content, case.ranks_per_node > kernel.cores, object_to)
         self._rates = RatesOracle(
             case.content,
             disk.shared / "cache" / "fleet" / "rates.json",
@@ -158,6 +160,25 @@ class Observer(Witness):
 
     def limited(self, table: Any, limited: Any) -> None:
         self._rates.limited(table, limited)
+
+    def built(self, process: k.Process, name: str, parameters: int, in_row: int | None) -> None:
+        if in_row != parameters:
+            self.object_to(f"{name} has {parameters} parameters, but its row has {in_row}")
+
+    def is_idle(self, process: k.Process, devices: Iterable[int], is_idle: bool) -> None:
+        self._economy.is_idle(process, devices, is_idle)
+
+    def wrote_table(self, process: k.Process) -> None:
+        self._economy.wrote_table(process, self.kernel.now)
+
+    def left_table(self, process: k.Process, networks: int) -> None:
+        self._economy.left_table(process, networks)
+
+    def chose_cache(self, spec: Any, opened: Any, resources: Any, earlier: Any, cache: str) -> None:
+        self._caches.chosen(spec, opened, resources, earlier, cache)
+
+    def shares_epochs(self, spec: Any, opened: Any, used_bytes: int, epochs: int) -> None:
+        self._caches.shares_epochs(spec, opened, used_bytes, epochs)
 
     def throughput(self, process: k.Process, rank: int, samples_per_s: float) -> None:
         self._economy.throughput(process, rank, samples_per_s)
@@ -324,6 +345,7 @@ class Observer(Witness):
         rows = self._rows()
         self.epochs = sum(row.epochs for row in rows.values())
         networks = prepared.spec.by_name
+        self._check_balance(networks.values())
         if set(rows) != set(networks):
             raise Failure(f"results have {sorted(rows)} instead of {sorted(networks)}")
         stopped = set(self._stopped)
@@ -383,6 +405,12 @@ class Observer(Witness):
         self._tables.check(rows)
         self._tables.check_report(rows)
         self._raise()
+
+    def _check_balance(self, networks: Iterable[NetworkSpec]) -> None:
+        """Check that balanced classes were resolved to weights by the data."""
+        for network in networks:
+            if network.train.class_weights == "balanced":
+                raise Failure(f"{network.name}: the weights of balanced classes are not known")
 
     def _may_fail(self, network: NetworkSpec, row: NetworkResult) -> bool:
         """Return True if a network may have failed for the reason in its row."""

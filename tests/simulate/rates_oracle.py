@@ -5,6 +5,7 @@
   again only once many more steps have confirmed it.
 - The log tells the rates of each plan, and the speedups of sharing, whenever they change.
 - A rates file that is far from what groups show is reported.
+- A searcher whose networks are bounded in their rate receives the rate of the file.
 - Once a launch has ended, the cache of rates and the profile have what it has learned; what was
   measured is not measured again.
 """
@@ -21,6 +22,7 @@ from typing import Any
 from tests.simulate import disk as d
 from tests.simulate import kernel as k
 from tests.simulate.features import FILES, SHARED
+from tests.simulate.scenarios import MOST_SAMPLES_PER_S
 
 _SURER = 4  # times as many steps confirm a learned rate
 _CLOSE = 2e-3  # relative difference of two numbers, one of which was rounded
@@ -76,6 +78,8 @@ class RatesOracle:
         self._must_measure = when == "offline" or all(elastic)
         self._may_measure = when == "offline" or any(elastic)
         self._file = self._rates_of_file()
+        searches = [model["search"] for model in models if "search" in model]
+        self._limits = [text for search in searches for text in search.get("constraints", ())]
 
     def _rates_of_file(self) -> dict[str, list[float]]:
         """Return the rates of the file that the spec names, if groups show others."""
@@ -180,6 +184,16 @@ class RatesOracle:
             self._object_to(f"the speedups of sharing were logged again: {record}")
         learned.sharing = content
 
+    def _tell(self, learned: _Learned, process: k.Process, record: Mapping[str, Any]) -> None:
+        """Check that a searcher receives the rate of the file, and no other."""
+        violations, rates = record.get("violations"), self._file.get(record["entry"])
+        if record["call"] != "tell" or not violations or not rates:
+            return
+        if self._limits == [f"rate <= {MOST_SAMPLES_PER_S}"] and not _is_close(
+            violations[0], rates[0] - MOST_SAMPLES_PER_S
+        ):
+            self._object_to(f"the file has a rate of {rates[0]} of a network: {record}")
+
     def _rate_off(self, learned: _Learned, process: k.Process, record: Mapping[str, Any]) -> None:
         learned.reported.append((record["gpus"], record["rate"]))
         if record["corrected"]:
@@ -234,6 +248,7 @@ _LOGGED: dict[str, Callable[..., None]] = {
     "estimated": RatesOracle._estimated,
     "sharing": RatesOracle._sharing,
     "rate_off": RatesOracle._rate_off,
+    "search": RatesOracle._tell,
 }
 
 

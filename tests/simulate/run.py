@@ -18,6 +18,7 @@ import fleet.run
 from fleet.comm import group as comm_group
 from fleet.control.group import Phase, TrainingGroup
 from fleet.errors import ExitStatus
+from fleet.storage import results
 from tests.simulate import changes, commands, features
 from tests.simulate import disk as d
 from tests.simulate import kernel as k
@@ -27,6 +28,7 @@ from tests.simulate.oracles import Failure, Observer
 
 _LONGEST_S = 1800.0  # virtual seconds of one launch
 _SMALL_SUM = comm_group._SMALL
+_FEW_NETWORKS = results._FEW  # whose table is written at each change
 _REPLAYED = 6  # one of so many seeds ends with a replay of a network
 _CALM_LAUNCHES = 12  # launches without faults until all must be done
 # Virtual seconds of these launches until all must be done: for leases of launches that have died,
@@ -88,8 +90,11 @@ def simulate(
     kernel = k.Kernel(case.seed)
     kernel.trace = trace
     kernel.stretch = case.stretch
-    if "networks_per_gpu" in case.content.get("resources", {}):
+    if case.cores:
+        kernel.cores = case.cores
+    elif "networks_per_gpu" in case.content.get("resources", {}):
         kernel.cores = 1
+    results._FEW = 3 if case.seed % 16 == 5 else _FEW_NETWORKS
     comm_group._SMALL = 64 if case.seed % 3 == 0 else _SMALL_SUM
     disk = d.Disk(kernel, root, replace(case.disk))
     outcome = Outcome(case.seed)
@@ -394,6 +399,8 @@ class _Run:
             "edit code": lambda event, launch, rank: None,
             "give verdict": self._give_verdict,
             "lazy policy": lambda event, launch, rank: None,
+            "lose best": lambda event, launch, rank: None,  # before the launch
+            "ask too much": lambda event, launch, rank: None,
         }
 
     def output(self) -> str:

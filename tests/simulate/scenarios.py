@@ -23,6 +23,8 @@ Scenario = Callable[[random.Random, "Case"], "Case"]
 
 _SHARE = 0.012  # of seeds that have a scenario
 MODELS = "tests.simulate.models"
+_NOISES = ("brisk", "slow")
+MOST_SAMPLES_PER_S = 250  # of a network that a searcher may choose
 
 
 def with_scenarios(case: Case) -> Case:
@@ -90,6 +92,7 @@ def _calm(case: Case, nodes: int, ranks_per_node: int, content: Content, **chang
         "slow": 1.0,
         "offsets": (),
         "side_by_side": 1,
+        "cores": 0,
         "disk": Faults(),
         **changes,
     }
@@ -558,6 +561,143 @@ def _node_released(draw: random.Random, case: Case) -> Case:
     return _calm(case, nodes, 3, content, kinds=("commands",), events=events, launches=1)
 
 
+def _chosen_cache(draw: random.Random, case: Case) -> Case:
+    """FLEET chooses where samples are kept, near the limits of each choice."""
+    suits = draw.choice(("file", "stream", "any"))
+    samples = 1_000 if suits == "file" else draw.choice((200, 300))
+    epochs = draw.choice((1, 5))
+    policy = draw.choice(("adaptive", "adaptive", "baseline"))
+    source = draw.choice(("tests.sources:numbered", "tests.simulate.sources:heavy"))
+    noises = ("tests.sources:noise", *(f"tests.simulate.sources:{n}_noise" for n in _NOISES))
+    noise = draw.choice(noises)
+    preprocessors = draw.choice((1, 1, 2, 3))
+    ranks = preprocessors + draw.choice((1, 2))
+    cores = draw.choice((0, ranks, ranks - 1))
+    stored = 16 * (samples + 20)  # bytes
+    window = stored * draw.choice((0.7, 1.4, 1.7, 2.3, 4.0, 12.0))
+    quota = draw.choice((None, 1_000_000))
+    if suits == "file":  # decoding takes long, and memory is scarce
+        source, noise, epochs, preprocessors = "tests.simulate.sources:heavy", noises[0], 5, 1
+        ranks, window = 2, 0.7 * stored
+        # the file fits, but perhaps not beside the checkpoints
+        quota = draw.choice((None, stored + 2_000, 1_000_000))
+    elif suits == "stream":  # each of two networks would repeat slow work, if they share cores
+        source, noise, preprocessors = "tests.sources:numbered", noises[-1], 1
+        policy, ranks, window = "adaptive", 3, 1.7 * stored
+        cores = draw.choice((2, 3, 4))
+    content = _content([_network("n0", (1, 1), epochs, 25)], samples, policy)
+    content["data"]["source"] = source
+    content["data"]["transforms"][1] = noise
+    content["data"]["shared_memory"] = max(3_200, int(window))
+    content["resources"]["preprocessors"] = preprocessors
+    if quota is not None:
+        content["checkpoint"]["quota"] = quota
+    return _calm(case, 1, ranks, content, cores=cores)
+
+
+def _few_cores(draw: random.Random, case: Case) -> Case:
+    """Trainers may share cores, of which there are some."""
+    networks = [_network(f"n{number}", (1, 1), 2, 4) for number in range(4)]
+    content = _content(networks, draw.randint(8, 30), draw.choice(("adaptive", "baseline")))
+    content["resources"]["networks_per_gpu"] = draw.choice((2, 3, 4))
+    return _calm(case, 1, draw.choice((3, 4, 5)), content, cores=draw.choice((2, 3, 4)))
+
+
+def _balanced_entry(draw: random.Random, case: Case) -> Case:
+    """Classes are weighted by the data for one of two networks, each with its own transforms."""
+    networks = [_network(f"n{number}", (1, 1), 2, 4) for number in range(2)]
+    networks[draw.randrange(2)]["train"]["class_weights"] = "balanced"
+    networks[1]["data"] = {
+        "transforms": [{"center_crop": {"size": [4, 4]}}, {"scale": {"mean": 0.4, "std": 0.5}}]
+    }
+    content = _content(networks, draw.randint(8, 40), draw.choice(("adaptive", "baseline")))
+    return _calm(case, 1, draw.choice((2, 3)), content)
+
+
+def _whole_groups(draw: random.Random, case: Case) -> Case:
+    """Each network is trained by all trainers."""
+    trainers = draw.choice((2, 3))
+    networks = [_network(f"n{number}", (trainers, trainers), 2, 4) for number in range(2)]
+    content = _content(networks, draw.randint(20, 40), "adaptive")
+    return _calm(case, 1, 1 + trainers, content)
+
+
+def _limited_rates(draw: random.Random, case: Case) -> Case:
+    """A searcher may use networks up to a rate, by a file of rates or by training."""
+    search = {
+        "sampler": "random",
+        "max_trials": 3,
+        "max_concurrent": 2,
+        "constraints": [f"rate <= {MOST_SAMPLES_PER_S}"],
+    }
+    network = {
+        "family": "softmax",
+        "name": "s",
+        "space": {"train.optimizer.learning_rate": {"low": 0.01, "high": 0.3}},
+        "search": search,
+        "train": {"batch": {"size": 4}, "stopping": {"max_epochs": 2}},
+    }
+    content = _content([network], draw.randint(20, 40), draw.choice(("adaptive", "baseline")))
+    if draw.random() < 0.6:
+        content["schedule"]["rates"] = f"{features.SHARED}/rates.json"
+    return _calm(case, 1, draw.choice((2, 3)), content)
+
+
+def _lost_best(draw: random.Random, case: Case) -> Case:
+    """The best checkpoint of a finished network is deleted between launches."""
+    networks = [_network("n0", (1, 1), draw.choice((1, 2)), 8), _network("n1", (1, 1), 6, 2)]
+    content = _content(networks, draw.randint(60, 90), draw.choice(("adaptive", "baseline")))
+    events = (_event("signal", 0, 1.0 + draw.random(), 0), _event("lose best", 1))
+    return _calm(case, 1, 3, content, kinds=("signal", "lose best"), events=events, launches=2)
+
+
+def _too_much_asked(draw: random.Random, case: Case) -> Case:
+    """A user asks for more GPUs or a larger batch than there are, and then for less."""
+    networks = [_network(f"n{number}", (1, 1), 2, 4) for number in range(2)]
+    content = _content(networks, draw.randint(8, 30), draw.choice(("adaptive", "local")))
+    events = (_event("ask too much", target=draw.randrange(2)),)
+    ranks = draw.choice((2, 3))
+    return _calm(case, 1, ranks, content, kinds=("ask too much",), events=events, launches=1)
+
+
+def _ends_and_resumes(draw: random.Random, case: Case) -> Case:
+    """Some networks have ended when others are resumed, and their last epoch may not be best."""
+    networks = [_network("n0", (1, 1), 5, 4), _network("n1", (1, 1), 6, 2)]
+    content = _content(networks, draw.randint(60, 90), draw.choice(("adaptive", "baseline")))
+    content["checkpoint"]["keep"] = draw.choice(("best+last", "last"))
+    events = tuple(_event("signal", launch, 1.2 + 2 * draw.random(), 0) for launch in (0, 1))
+    return _calm(case, 1, 3, content, kinds=("signal",), events=events, launches=2)
+
+
+def _shrinking_group(draw: random.Random, case: Case) -> Case:
+    """A group gives a device to a network that is added, and another needs all devices."""
+    networks = [_network("n0", (1, 2), 6, 2), _network("n1", (2, 2), 2, 4)]
+    content = _content(networks, draw.randint(60, 90), draw.choice(("adaptive", "local")))
+    content["data"]["cache"] = "memory"
+    # the number of the command among those of a person: a network is added
+    events = tuple(_event("commands", 0, at_s + draw.random(), 1, 0.01) for at_s in (0.4, 1.4))
+    return _calm(case, 1, 3, content, kinds=("commands",), events=events, launches=1)
+
+
+def _lost_folder(draw: random.Random, case: Case) -> Case:
+    """All files of a network are deleted between launches."""
+    networks = [_network(f"n{number}", (1, 1), 3, 3) for number in range(2)]
+    content = _content(networks, draw.randint(60, 90), draw.choice(("adaptive", "baseline")))
+    events = (
+        _event("signal", 0, draw.choice((0.5, 0.7, 0.9)), 0),
+        _event("damage", 1, 0.0, draw.randrange(1000), 1.01),
+    )
+    return _calm(case, 1, 3, content, kinds=("damage", "signal"), events=events, launches=2)
+
+
+def _small_window(draw: random.Random, case: Case) -> Case:
+    """A network goes on for many epochs of a small window after another has ended."""
+    networks = [_network("n0", (1, 1), 6, 8), _network("n1", (1, 1), 1, 8)]
+    content = _content(networks, draw.randint(200, 260), "adaptive", cache="none")
+    content["data"]["shared_memory"] = 3_100
+    return _calm(case, 1, 3, content)
+
+
 SCENARIOS: dict[str, Scenario] = {
     "deadly network": _deadly_network,
     "many preprocessors": _many_preprocessors,
@@ -591,4 +731,15 @@ SCENARIOS: dict[str, Scenario] = {
     "node released": _node_released,
     "search alone": _search_alone,
     "pruned network dies": _pruned_network_dies,
+    "chosen cache": _chosen_cache,
+    "few cores": _few_cores,
+    "balanced entry": _balanced_entry,
+    "whole groups": _whole_groups,
+    "limited rates": _limited_rates,
+    "lost best": _lost_best,
+    "too much asked": _too_much_asked,
+    "ends and resumes": _ends_and_resumes,
+    "shrinking group": _shrinking_group,
+    "small window": _small_window,
+    "lost folder": _lost_folder,
 }

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 from typing import Any
 
+import numpy as np
+
 from preprocess.transient_errors import read_with_retries
 from tests.simulate import kernel as k
-from tests.sources import Numbered
+from tests.sources import Numbered, noise
 
 
 class _Flaky:
@@ -46,3 +48,20 @@ class _Heavy:
 def heavy(path: str) -> Any:
     """Open the samples of ``tests.sources:numbered``, which take a while."""
     return Numbered(int(path), seed=1, before=_Heavy()), Numbered(20, seed=2)
+
+
+def _slow_noise(image: np.ndarray, rng: np.random.Generator, training: bool, seconds: float) -> Any:
+    kernel = k.active()
+    if kernel is not None and kernel.process.label != "observer":
+        kernel.sleep(seconds, "a slow transform")
+    return noise(image, rng, training)
+
+
+def slow_noise(image: np.ndarray, rng: np.random.Generator, training: bool) -> Any:
+    """Do as ``tests.sources:noise``, in two milliseconds."""
+    return _slow_noise(image, rng, training, 2e-3)
+
+
+def brisk_noise(image: np.ndarray, rng: np.random.Generator, training: bool) -> Any:
+    """Do as ``tests.sources:noise``, in half a millisecond."""
+    return _slow_noise(image, rng, training, 5e-4)

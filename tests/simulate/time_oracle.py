@@ -32,6 +32,8 @@ _NO_DELAYS = {
     "edit code",
     "damage",
     "give verdict",
+    "lose best",
+    "ask too much",
 }
 _PAUSES_WITHIN_S = 1.0
 _SAVES_WITHIN_S = 1.0
@@ -65,7 +67,7 @@ class TimeOracle:
         self._is_busy = (
             self._is_prompt
             and case.side_by_side == 1
-            and not {"lazy policy", "give verdict", "damage"} & set(case.kinds)
+            and not {"lazy policy", "give verdict", "damage", "lose best"} & set(case.kinds)
             and "keep_open" not in case.content
             and not any("search" in model for model in case.content["models"])
             and not any(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,24 @@ class Witness:
     def limited(self, table: Any, limited: Any) -> None:
         """A coordinator has limited a table of rates by the input."""
 
+    def built(self, process: k.Process, name: str, parameters: int, in_row: int | None) -> None:
+        """A network was built, and its row has a number of parameters."""
+
+    def chose_cache(self, spec: Any, opened: Any, resources: Any, earlier: Any, cache: str) -> None:
+        """A launch has chosen where samples are kept."""
+
+    def wrote_table(self, process: k.Process) -> None:
+        """Rank 0 has written the table of results because it has changed."""
+
+    def left_table(self, process: k.Process, networks: int) -> None:
+        """Rank 0 has not written the table of some networks, although it has changed."""
+
+    def is_idle(self, process: k.Process, devices: Iterable[int], is_idle: bool) -> None:
+        """A coordinator has heard that trainers wait for work, or has given them some."""
+
+    def shares_epochs(self, spec: Any, opened: Any, used_bytes: int, epochs: int) -> None:
+        """A launch has chosen how many augmented epochs the trainers of a node share."""
+
     def throughput(self, process: k.Process, rank: int, samples_per_s: float) -> None:
         """A coordinator receives the rate of a preprocessor."""
 
@@ -76,6 +94,9 @@ def install() -> None:
     _watch_logs()
     _watch_samples()
     _watch_rates()
+    _watch_start()
+    _watch_table()
+    _watch_devices()
 
 
 def _watch_training() -> None:
@@ -203,6 +224,78 @@ def _watch_rates() -> None:
     LearnedRates.mark_planned = watched_plan
     Supply.limited_table = watched_limit
     StreamGrants.record_throughput = watched_throughput
+
+
+def _watch_devices() -> None:
+    from fleet.control.devices import DevicePool
+
+    mark_ready = DevicePool.mark_ready
+    assign = DevicePool.assign
+
+    def watched_ready(self: Any, ready: Any) -> None:
+        mark_ready(self, ready)
+        current = _current()
+        device = self._roles.device_of.get(ready.rank)
+        if current and device is not None:
+            current[0].is_idle(current[1], [device], True)
+
+    def watched_assign(self: Any, devices: Any) -> None:
+        assign(self, devices)
+        if current := _current():
+            current[0].is_idle(current[1], devices, False)
+
+    DevicePool.mark_ready = watched_ready
+    DevicePool.assign = watched_assign
+
+
+def _watch_table() -> None:
+    from fleet.storage.results import Results
+
+    write_if_due = Results.write_if_due
+
+    def watched(self: Any) -> None:
+        before = self._version
+        has_changed = self.run.changes.version > before
+        write_if_due(self)
+        current = _current()
+        if current and self._version > before:
+            current[0].wrote_table(current[1])
+        elif current and has_changed:
+            current[0].left_table(current[1], len(self.networks))
+
+    Results.write_if_due = watched
+
+
+def _watch_start() -> None:
+    from fleet.control.network_changes import NetworkChanges
+    from fleet.runtime.startup import memory, prepare
+
+    choose_cache = prepare.choose_cache
+    count_shared_epochs = memory.count_shared_epochs
+    set_parameters = NetworkChanges.set_parameters
+
+    def watched_choice(spec: Any, opened: Any, resources: Any, earlier: Any = None) -> Any:
+        choice = choose_cache(spec, opened, resources, earlier)
+        current = _current()
+        if current and current[1].label != "observer":
+            current[0].chose_cache(spec, opened, resources, earlier, choice.cache)
+        return choice
+
+    def watched_count(spec: Any, opened: Any, used_bytes: int, shared_free: float) -> int:
+        epochs = count_shared_epochs(spec, opened, used_bytes, shared_free)
+        if current := _current():
+            current[0].shares_epochs(spec, opened, used_bytes, epochs)
+        return epochs
+
+    def watched_built(self: Any, name: str, parameters: int) -> None:
+        set_parameters(self, name, parameters)
+        if current := _current():
+            in_row = self._outbox.run.parameters.get(name)
+            current[0].built(current[1], name, parameters, in_row)
+
+    prepare.choose_cache = watched_choice
+    memory.count_shared_epochs = watched_count
+    NetworkChanges.set_parameters = watched_built
 
 
 def _watch_logs() -> None:

@@ -802,6 +802,15 @@ def test_failed_network_gets_no_devices_before_its_checkpoint():
     assert [event.devices for event in driver.events_of("GroupStarted")] == [(0, 1), (2, 3)]
 
 
+def test_launch_awaits_the_checkpoint_of_its_last_network():
+    driver = ControllerDriver({"a": [0]}, networks="a", trainers=2, outlives=True).begin()
+    driver.end_epoch("a", final="1 epoch")
+    assert fx.ReadCheckpoint("a") in driver.handle(fx.RanksDied((1,)))
+    assert driver.controller.status is None
+    driver.handle(fx.CheckpointRead("a", NetworkStatus(), 0))
+    assert len(driver.events_of("GroupStarted")) == 1
+
+
 def test_measurement_of_a_dead_rank_is_repeated_by_others():
     driver = ControllerDriver(
         {"a": [0]}, networks="a", measures=True, trainers=2, outlives=True, gpus={"a": [1, 1]}
