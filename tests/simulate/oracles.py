@@ -165,6 +165,10 @@ class Observer(Witness):
         if in_row != parameters:
             self.object_to(f"{name} has {parameters} parameters, but its row has {in_row}")
 
+    def augmented(self, process: k.Process, has_work: bool, epochs: int) -> None:
+        if epochs and not has_work:
+            self.object_to(f"{process} keeps {epochs} epochs of samples that need no work")
+
     def is_idle(self, process: k.Process, devices: Iterable[int], is_idle: bool) -> None:
         self._economy.is_idle(process, devices, is_idle)
 

@@ -663,6 +663,7 @@ def _too_much_asked(draw: random.Random, case: Case) -> Case:
 def _ends_and_resumes(draw: random.Random, case: Case) -> Case:
     """Some networks have ended when others are resumed, and their last epoch may not be best."""
     networks = [_network("n0", (1, 1), 5, 4), _network("n1", (1, 1), 6, 2)]
+    networks[0]["train"]["optimizer"] = {"learning_rate": draw.choice((0.02, 3.0))}
     content = _content(networks, draw.randint(60, 90), draw.choice(("adaptive", "baseline")))
     content["checkpoint"]["keep"] = draw.choice(("best+last", "last"))
     events = tuple(_event("signal", launch, 1.2 + 2 * draw.random(), 0) for launch in (0, 1))

@@ -57,6 +57,9 @@ class Witness:
     def left_table(self, process: k.Process, networks: int) -> None:
         """Rank 0 has not written the table of some networks, although it has changed."""
 
+    def augmented(self, process: k.Process, has_work: bool, epochs: int) -> None:
+        """A trainer has augmented stored samples, and keeps some epochs of them."""
+
     def is_idle(self, process: k.Process, devices: Iterable[int], is_idle: bool) -> None:
         """A coordinator has heard that trainers wait for work, or has given them some."""
 
@@ -97,6 +100,7 @@ def install() -> None:
     _watch_start()
     _watch_table()
     _watch_devices()
+    _watch_augmentation()
 
 
 def _watch_training() -> None:
@@ -224,6 +228,20 @@ def _watch_rates() -> None:
     LearnedRates.mark_planned = watched_plan
     Supply.limited_table = watched_limit
     StreamGrants.record_throughput = watched_throughput
+
+
+def _watch_augmentation() -> None:
+    from fleet.stream.augment import AugmentedEpochs
+
+    finish = AugmentedEpochs.finish
+
+    def watched(self: Any, *arguments: Any) -> Any:
+        bad = finish(self, *arguments)
+        if current := _current():
+            current[0].augmented(current[1], self._pipeline.has_host_work, len(self._epochs))
+        return bad
+
+    AugmentedEpochs.finish = watched
 
 
 def _watch_devices() -> None:
