@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import logging
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -91,11 +92,16 @@ def save_outputs(writer: CheckpointWriter, path: Path, outputs: Outputs, rows: n
         StorageError: the file cannot be written, for example because the disk is full.
     """
     arrays = {**outputs.arrays, "rows": rows}
-    # Do not pass allow_pickle: before NumPy 2.1, savez would save it as an array. No array holds
-    # objects.
-    writer.write_optional(
-        path, sum(array.nbytes for array in arrays.values()), lambda file: np.savez(file, **arrays)
-    )
+    size = sum(array.nbytes for array in arrays.values())
+    writer.write_optional(path, size, lambda file: _write_arrays(file, arrays))
+
+
+def _write_arrays(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays as ``np.savez`` does, which leaves its archive open if the disk refuses."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as part:
+                np.lib.format.write_array(part, array, allow_pickle=False)
 
 
 def read_predictions(
