@@ -28,6 +28,8 @@ FAILING = (
     "tests.simulate.models:flawed",
     "tests.simulate.models:unexpected",
 )
+# Those whose ranks die of them.
+_KILLING = ("tests.simulate.models:deadly", "tests.simulate.models:uninterruptible")
 SHARED = "SHARED-FOLDER"  # stands for the folder of the spec
 # Files beside the spec: text, or JSON.
 FILES: Content = {
@@ -306,6 +308,8 @@ def _failing(draw: random.Random, content: Content) -> None:
             },
         }
     )
+    if content["models"][-1]["build"] in _KILLING:
+        content["max_deaths"] = 2  # until then, the same command tries it again
 
 
 def _repeats(draw: random.Random, content: Content) -> None:
