@@ -44,6 +44,7 @@ from tests.simulate.witness import Witness
 
 # events of a group that has to begin again at its last checkpoint
 _FAILURES = {event.word for event in (ev.NetworkRetried, ev.NetworkRolledBack, ev.GroupFailed)}
+_GROUPS = {ev.GroupStarted.word, ev.GroupChanged.word}
 _DIFFERENCE = re.compile(r"^largest relative difference: (\S+)", re.MULTILINE)
 _TRACE = "Traceback (most recent call last):\n"
 # of a death that MPI reports while a launch starts
@@ -83,7 +84,7 @@ class Observer(Witness):
         self.epochs = 0  # of all networks, once all is done
         self.may_replay: list[str] = []
         self._leftovers = set[str]()
-        self._regrouped = set[str]()
+        self._on_several = set[str]()  # networks that have had several GPUs
         self._stopped = set[str]()  # networks that somebody has stopped or paused
         self._objections: list[str] = []
         object_to = self.object_to = self._objections.append
@@ -195,8 +196,8 @@ class Observer(Witness):
         self._economy.logged(process, record)
         if record["event"] == ev.CommandReceived.word and record["do"] in ("stop", "pause"):
             self._stopped.update(record["networks"])
-        if record["event"] == ev.GroupChanged.word:
-            self._regrouped.add(record["network"])
+        if record["event"] in _GROUPS and len(record["devices"]) > 1:
+            self._on_several.add(record["network"])
         if record["event"] in _FAILURES:
             self._training.failed.add(record["network"])
         return self._logs.begins_line(process, path, record)
@@ -456,8 +457,7 @@ class Observer(Witness):
         if lookup.state is None or lookup.damage:
             raise Failure(f"{name} has no best checkpoint: {lookup.damage}")
         best = lone.weights[lookup.state.epoch - 1]
-        # Within an epoch it may have had more GPUs than at its end.
-        exact = all(record.gpus == 1 for record in history) and name not in self._regrouped
+        exact = name not in self._on_several
         for key, array in best.items():
             measured = lookup.state.arrays[key]
             same = (
