@@ -43,7 +43,7 @@ from fleet.gc_pause import paused_collection
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.startup.request import IDLE_S, Request, StartupTimer
 from fleet.spec import load
-from fleet.storage.files import storage_errors
+from fleet.storage.files import explain_refused_read, storage_errors
 from fleet.storage.lease import Lease
 from fleet.terminal import print_any_name
 from fleet.units import format_duration
@@ -256,11 +256,7 @@ def _storage_refusal(error: BaseException) -> StorageError | LeaseLost | None:
     if isinstance(error, StorageError | LeaseLost):
         return error
     if isinstance(error, OSError) and error.filename and is_transient_for_writer(error):
-        return StorageError(
-            f"{error.filename} cannot be read: {error.strerror}; what was saved before is intact: "
-            "fix that, and the same command resumes the run",
-            may_pass=True,
-        )
+        return StorageError(explain_refused_read(error), may_pass=True)
     return None
 
 

@@ -133,14 +133,20 @@ def _explain(path: Path, size: int, error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         sizes += [f"{format_size(free)} free" for free in _free(path)]
     suffix = f" ({', '.join(sizes)})" if sizes else ""
-    if error.errno in _PATH_ERRORS:
-        advice = ""
-    else:
-        advice = (
-            f"; what was saved before is intact: {_ADVICE.get(error.errno or 0, 'fix that')}, and "
-            "the same command resumes the run"
-        )
+    advice = "" if error.errno in _PATH_ERRORS else _advise(error)
     return f"{path} cannot be written: {reason}{suffix}{advice}"
+
+
+def explain_refused_read(error: OSError) -> str:
+    """Return a message about a file that could not be read, with advice."""
+    return f"{error.filename} cannot be read: {error.strerror}{_advise(error)}"
+
+
+def _advise(error: OSError) -> str:
+    return (
+        f"; what was saved before is intact: {_ADVICE.get(error.errno or 0, 'fix that')}, and the "
+        "same command resumes the run"
+    )
 
 
 def _free(path: Path) -> list[int]:
