@@ -129,7 +129,8 @@ def prepare(
     drawn = () if replay else variants(full_spec)
     written_networks = () if replay else written.networks
     check_comparable(full_spec, (*written_networks, *drawn), target_kinds(inputs.sample))
-    trained = tuple(n for n in spec.networks if n.name not in past.run.refused)
+    refused = past.run.refused
+    trained = tuple(network for network in spec.networks if network.name not in refused)
     for networks in (trained, extremes.networks, drawn):
         _check_networks(spec, networks, inputs, roles.cluster.whole_gpus)
     searches = start_searches(extremes, past.run)  # raises before anything is written
