@@ -7,10 +7,10 @@ a machine.
 It is fitted to networks that have trained beside different numbers of others: log r = a + log(s(k)
 / k), with one ``a`` per speed and group size, by weighted least squares. Rates from so few or so
 uneven steps that they say next to nothing are ignored, because a sharing that seems not to pay is
-not tried again. Only counts connected with k = 1 are known. Beyond the largest known k, s is
-assumed to grow as the square root of k, which is enough to try it; but at most twice as many
-networks share a GPU as are known to. So a run on an unknown machine begins with one network on each
-GPU, tries two as soon as the first rates are known, and so on.
+not tried again. Only counts connected with k = 1 are known. :func:`speedup` guesses s beyond the
+largest known k, which is enough to try it; but at most twice as many networks share a GPU as are
+known to. So a run on an unknown machine begins with one network on each GPU, tries two as soon as
+the first rates are known, and so on.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from scheduler.base import RateTable
 from scheduler.ensemble.rates import rate
 
 REACH = 2  # times as many networks on a GPU as were measured, at most
+CONTENTION = 0.25  # of a GPU, which each network keeps busy alone, before any is measured
 PAYS = 1.03  # gain in total throughput from which one more network per GPU pays
 
 _SPREAD = 0.3  # of the durations of steps, at least: a few equal ones are no proof that all are
@@ -40,14 +41,37 @@ Unit: TypeAlias = tuple[str, int]
 def speedup(sharing: Sequence[float], count: int) -> float:
     """Return s(k): the combined throughput of k networks on a GPU relative to one.
 
+    Beyond the known counts it saturates as Amdahl's law says, if a network alone keeps a share c of
+    the GPU busy that no other can use meanwhile:
+
+        s(k) = k / (1 + c (k - 1))
+
+    The largest known count gives c. Before anything is known c is :data:`CONTENTION`, so that s(2)
+    is 1.6 and s(k) stays below 4. That s(2) is the geometric mean of two published values: 1.37,
+    the median over the pairs on a V100 in Gavel's measurements (Narayanan et al., OSDI 2020), and
+    1.87, the mean over the 1,388 pairs in Lucid's (Hu et al., ASPLOS 2023).
+
     Args:
         sharing: s(1), s(2), ... as far as known.
 
-    >>> speedup((1.0, 1.5), 2), speedup((1.0, 1.5), 8)
-    (1.5, 3.0)
+    >>> speedup((1.0,), 2), speedup((1.0,), 3), round(speedup((1.0,), 8), 2)
+    (1.6, 2.0, 2.91)
+    >>> speedup((1.0, 1.5), 2), round(speedup((1.0, 1.5), 8), 2), speedup((1.0, 1.0), 8)
+    (1.5, 2.4, 1.0)
     """
     last = max(1, min(count, len(sharing)))
-    return (sharing[last - 1] if sharing else 1.0) * math.sqrt(count / last)
+    measured = sharing[last - 1] if sharing else 1.0
+    if last == count:
+        return measured
+    contention = CONTENTION
+    if last > 1:
+        contention = max(0.0, (last / measured - 1) / (last - 1))
+    return measured * _saturate(count, contention) / _saturate(last, contention)
+
+
+def _saturate(count: int, contention: float) -> float:
+    """Return the speedup by Amdahl's law."""
+    return count / (1 + contention * (count - 1))
 
 
 def share(sharing: Sequence[float], count: int) -> float:
@@ -194,7 +218,7 @@ class Sharing:
 
     @property
     def curve(self) -> tuple[float, ...]:
-        """s(1), s(2), ... as far as they are known; gaps are filled by the square root."""
+        """s(1), s(2), ... as far as they are known; gaps are guessed."""
         values = self._prior | self._fit
         curve = [1.0]
         if not (

@@ -1,5 +1,6 @@
 """Networks that share a GPU: their combined rate, and how many should share it."""
 
+import itertools
 import math
 
 import pytest
@@ -64,7 +65,7 @@ def test_noise_makes_no_network_faster_beside_others_than_alone():
 
 def test_sharing_prior_holds_until_measured():
     sharing = Sharing({2: 1.6, 4: 2.2}, {"a": {1: 10.0}})
-    assert sharing.curve == (1.0, 1.6, pytest.approx(1.6 * 1.5**0.5), 2.2)
+    assert sharing.curve == (1.0, 1.6, 2.0, 2.2)
     sharing.observe(("a", 1), 2, 5.0, *SURE)  # alone it had 10 in the earlier run
     assert sharing.curve[1] == 1.0
 
@@ -117,6 +118,27 @@ def test_sharing_tries_at_most_twice_the_known_count(curve, limit):
     assert 1 <= counts <= min(limit, REACH * len(curve))
     assert counts >= min(limit, useful_networks_per_gpu(curve))
     assert all(speedup(curve, count + 1) > speedup(curve, count) for count in range(1, counts))
+
+
+def test_unmeasured_sharing_begins_between_published_pairs():
+    assert 1.37 < speedup((1.0,), 2) < 1.87
+    assert speedup((1.0,), 2) == speedup((), 2) == pytest.approx((1.37 * 1.87) ** 0.5, abs=0.005)
+
+
+@given(CURVES, st.integers(1, 64))
+@settings(max_examples=examples(60), deadline=None)
+def test_guessed_speedups_saturate_from_the_last_measured_one(curve, count):
+    counts = len(curve)
+    assert [speedup(curve, measured) for measured in range(1, counts + 1)] == [*curve]
+    guesses = [speedup(curve, counts + more) for more in range(count)]
+    gains = [after - before for before, after in itertools.pairwise(guesses)]
+    # Never more than in proportion, and each further network adds less than the one before.
+    assert all(
+        0 < guess <= curve[-1] * (1 + more / counts) + 1e-9 for more, guess in enumerate(guesses)
+    )
+    assert all(second <= first + 1e-9 for first, second in itertools.pairwise(map(abs, gains)))
+    if counts > 1 and curve[-1] <= 1:
+        assert all(gain <= 1e-9 for gain in gains)
 
 
 def test_slow_input_makes_sharing_pay():
