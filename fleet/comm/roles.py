@@ -53,7 +53,7 @@ class Roles:
         return len(self.node_of) - len(self.trainers) * (self.fused - 1) // self.fused
 
     @cached_property
-    def _trainer_ranks(self) -> tuple[int, ...]:
+    def trainer_ranks(self) -> tuple[int, ...]:
         """The ranks that train."""
         return tuple(number for number in self.trainers if number < self.ranks)
 
@@ -66,18 +66,18 @@ class Roles:
         """
         if trainer < self.ranks:
             return trainer
-        return self._trainer_ranks[(trainer - self.ranks) // (self.fused - 1)]
+        return self.trainer_ranks[(trainer - self.ranks) // (self.fused - 1)]
 
     def trainers_of(self, rank: int) -> tuple[int, ...]:
         """Return the trainers of a trainer rank, itself first."""
-        first = self.ranks + self._trainer_ranks.index(rank) * (self.fused - 1)
+        first = self.ranks + self.trainer_ranks.index(rank) * (self.fused - 1)
         return (rank, *range(first, first + self.fused - 1))
 
     def with_trainers(self, ranks: frozenset[int]) -> frozenset[int]:
         """Return ranks, with all their trainers."""
         if self.fused == 1:
             return ranks
-        trainers = (self.trainers_of(rank) for rank in ranks.intersection(self._trainer_ranks))
+        trainers = (self.trainers_of(rank) for rank in ranks.intersection(self.trainer_ranks))
         return ranks.union(*trainers)
 
     @property
@@ -113,7 +113,7 @@ class Roles:
             + local_index % gpus: trainer
             for node in range(self.nodes)
             for local_index, rank in enumerate(
-                rank for rank in self._trainer_ranks if self.node_of[rank] == node
+                rank for rank in self.trainer_ranks if self.node_of[rank] == node
             )
             for number, trainer in enumerate(self.trainers_of(rank))
         }

@@ -80,7 +80,7 @@ class Session:
         self._timer = timer or StartupTimer()
         self._roles = launch.roles
         self._shared = NodeMemory()
-        self._make_meter: Callable[[int], Meter] = lambda trainer: NoMeter()
+        self._make_meter: Callable[[], Meter] = NoMeter
         self._first_epoch = 0  # the stream's first epoch in this launch
         self._memory_mib: int | None = None  # of this trainer's GPU, if GPUs are shared
 
@@ -206,7 +206,7 @@ class Session:
             self._launch.fence,
             active_slots,
             marker or self._death_detector.marker,
-            self._make_meter(world.rank),
+            self._make_meter(),
             parts,
         )
         trainer.start(is_busy)
@@ -303,7 +303,7 @@ class Session:
         if leads:
             unlink_all(name)
 
-    def _find_counters(self, gpu: str | None, maker: Maker | None) -> Callable[[int], Meter]:
+    def _find_counters(self, gpu: str | None, maker: Maker | None) -> Callable[[], Meter]:
         """Return a function that makes the meter of a trainer; collective over all ranks.
 
         Args:
@@ -317,15 +317,17 @@ class Session:
             names = () if gpu is None else (gpu,)
             counters = find_counters(names, maker, os.environ)
         keys = self._world.allgather([counter.key for counter in counters])
-        mates = [mate for mate in roles.trainers if roles.node_of[mate] == roles.node_of[rank]]
         if not counters or self._shared.busy is None:
-            return lambda trainer: NoMeter()
+            return NoMeter
+        node = roles.node_of[rank]
+        mates = [mate for mate in roles.trainer_ranks if roles.node_of[mate] == node]
         sharers = [
-            [roles.local_index(mate) for mate in mates if counter.key in keys[roles.process(mate)]]
+            [roles.local_index(mate) for mate in mates if counter.key in keys[mate]]
             for counter in counters
         ]
         busy = np.frombuffer(self._shared.busy.memory, np.float64, roles.gpus_per_node)
-        return lambda trainer: EnergyMeter(counters, sharers, busy, roles.local_index(trainer))
+        meter = EnergyMeter(counters, sharers, busy, roles.local_index(rank))
+        return meter.make_network_meter
 
     def _preprocessor(self) -> Preprocessor:
         training = self._launch.pipeline("train")

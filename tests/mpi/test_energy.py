@@ -67,6 +67,27 @@ def test_energy_is_counted_on_any_number_of_ranks(counting, tmp_path, ranks):
     assert 0.9 * row.seconds * WATTS < 1000 * row.energy_kj < run.seconds * WATTS
 
 
+@pytest.mark.torch
+@pytest.mark.long
+def test_energy_of_fused_networks_adds_up_to_the_counter(counting, tmp_path):
+    models = [
+        {
+            "family": "mlp",
+            "args": {"hidden": [4]},
+            "name": f"n{epochs}",
+            "train": {"stopping": {"max_epochs": epochs}},
+        }
+        for epochs in (1, 2, 4)  # the first ones end early
+    ]
+    content = {**slow(tmp_path, 4), "models": models, "resources": {"engine": "torch", "fuse": 4}}
+    run = counting(content, ranks=2)
+    assert run.status == 0, run.output
+    rows = run.results()
+    energy = {name: row.energy_kj for name, row in rows.items()}
+    assert 0.9 * rows["n4"].seconds * WATTS < 1000 * sum(energy.values()) < run.seconds * WATTS
+    assert 0 < energy["n1"] < energy["n2"] < energy["n4"]
+
+
 def test_budget_of_energy_is_refused_without_a_counter(launch, tmp_path):
     search = {"budget": {"kwh": 5}}
     models = [

@@ -10,7 +10,7 @@ from launch.energy import Counter
 
 
 class Node:
-    """Trainers that share made-up counters, on a made-up clock.
+    """Ranks that share made-up counters, on a made-up clock; each has a network at first.
 
     Args:
         watts: of each counter.
@@ -27,10 +27,10 @@ class Node:
             for index in range(len(watts))
         ]
         busy = np.zeros(trainers)
-        self.meters = []
+        self.ranks = []
         for trainer in range(trainers):
             counted = [index for index, indices in enumerate(sharers) if trainer in indices]
-            self.meters.append(
+            self.ranks.append(
                 EnergyMeter(
                     [counters[index] for index in counted],
                     [sharers[index] for index in counted],
@@ -39,6 +39,13 @@ class Node:
                     lambda: self.now,
                 )
             )
+        self.meters = [self.add_network(rank) for rank in range(trainers)]
+
+    def add_network(self, rank=0):
+        """Let a network begin on a rank; return its meter."""
+        meter = self.ranks[rank].make_network_meter()
+        meter.begin()
+        return meter
 
     def _value(self, index):
         return self.joules[index] % self._range_j if self._range_j else self.joules[index]
@@ -121,12 +128,100 @@ def test_a_counter_that_fails_for_a_while_is_left_out():
             raise value
         return value
 
-    meter = EnergyMeter([Counter("", "", read)], [[0]], np.zeros(1), 0, lambda: 0.0)
+    rank = EnergyMeter([Counter("", "", read)], [[0]], np.zeros(1), 0, lambda: 0.0)
+    meter = rank.make_network_meter()
+    meter.begin()
     joules = []
     for _ in range(3):
         meter.add_step(1.0)
         joules.append(meter.take())
     assert joules == [0.0, 0.0, 20.0]
+
+
+def test_networks_of_a_rank_share_by_step_time():
+    node = Node([100.0], [[0]], 1)
+    first, second = node.meters[0], node.add_network()
+    for _ in range(200):
+        node.pass_time(0.09)
+        first.add_step(0.09)
+        node.pass_time(0.03)
+        second.add_step(0.03)
+    used = [first.take(), second.take()]
+    assert used == pytest.approx([1800.0, 600.0], rel=0.01)
+    assert sum(used) == pytest.approx(2400.0)
+
+
+def test_each_network_reports_only_what_it_has_used():
+    node = Node([100.0], [[0]], 1)
+    meters = [node.meters[0], node.add_network()]
+    used = [0.0, 0.0]
+    for step in range(40):
+        node.pass_time(0.3)
+        for meter in meters:
+            meter.add_step(0.15)
+        used[step % 2] += meters[step % 2].take()
+    used = [so_far + meter.take() for so_far, meter in zip(used, meters, strict=True)]
+    assert used == [pytest.approx(600.0), pytest.approx(600.0)]
+
+
+def test_steps_longer_than_a_reading_are_shared_evenly():
+    node = Node([100.0], [[0]], 1)
+    meters = [node.meters[0], node.add_network()]
+    node.pass_time(5.0)
+    for meter in meters:
+        meter.add_step(2.5)
+    assert [meter.take() for meter in meters] == [pytest.approx(250.0)] * 2
+
+
+def test_a_network_that_joins_gets_nothing_of_earlier_steps():
+    node = Node([100.0], [[0]], 1)
+    first = node.meters[0]
+    node.pass_time(0.5)
+    first.add_step(0.5)
+    node.pass_time(4.0)  # an evaluation
+    late = node.add_network()
+    node.pass_time(0.5)
+    first.add_step(0.3)
+    late.add_step(0.2)
+    assert [first.take(), late.take()] == [pytest.approx(480.0), pytest.approx(20.0)]
+
+
+def test_a_network_that_ends_early_leaves_the_rest_to_others():
+    node = Node([100.0], [[0]], 1)
+    first, second = node.meters[0], node.add_network()
+    node.pass_time(1.0)
+    first.add_step(0.6)
+    second.add_step(0.4)
+    used = [first.take(), second.take()]
+    node.pass_time(3.0)  # both are evaluated
+    used[0] += first.take(is_end=True)
+    node.pass_time(2.0)
+    used[1] += second.take(is_end=True)
+    assert used == [pytest.approx(60.0 + 150.0), pytest.approx(40.0 + 150.0 + 200.0)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_networks_of_a_rank_add_up_to_the_counter(seed):
+    draw = random.Random(seed)
+    node = Node([100.0], [[0]], 1)
+    trainers = [node.meters[0]] + [node.ranks[0].make_network_meter() for _ in range(7)]
+    training = [trainers[0]]  # one always trains
+    used = 0.0
+    for _ in range(1000):
+        node.pass_time(draw.uniform(0.0, 0.5))
+        meter = draw.choice(trainers)
+        if meter not in training:
+            meter.begin()
+            training.append(meter)
+        elif draw.random() < 0.1 and len(training) > 1:
+            used += meter.take(is_end=True)
+            training.remove(meter)
+        elif draw.random() < 0.2:
+            used += meter.take()
+        else:
+            meter.add_step(draw.uniform(0.0, 0.5))
+    used += sum(meter.take(is_end=True) for meter in training)
+    assert used == pytest.approx(node.joules[0], rel=1e-9)
 
 
 def test_reports_within_epochs_are_due_after_a_minute():
