@@ -9,6 +9,7 @@ UnreadableSample          the same, with the name of the file or record
 from __future__ import annotations
 
 import importlib
+import math
 import sysconfig
 import traceback
 import unicodedata
@@ -243,6 +244,11 @@ AUGMENT = 3
 TEST_SPLIT = 4
 FOLDS = 5
 LENGTHS = 6
+
+
+def flatten_rows(array: np.ndarray) -> np.ndarray:
+    """Return an array (n, ...) as (n, values), also without rows, where NumPy cannot infer -1."""
+    return array.reshape(len(array), math.prod(array.shape[1:]))
 
 
 def rng_for(seed: int, purpose: int, *more: int) -> np.random.Generator:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from preprocess.base import flatten_rows
 from preprocess.sample import CROP_BYTES, ArraySpec, SampleSpec, wire_dtype
 
 
@@ -24,11 +25,7 @@ def pack_rows(images: np.ndarray, places: np.ndarray, out: np.ndarray | None = N
     Returns:
         (k, bytes) uint8.
     """
-    pixels = (
-        np.ascontiguousarray(images, wire_dtype(images.dtype))
-        .reshape(len(images), -1)
-        .view(np.uint8)
-    )
+    pixels = flatten_rows(np.ascontiguousarray(images, wire_dtype(images.dtype))).view(np.uint8)
     if out is None:
         rows = np.empty((len(images), pixels.shape[1] + CROP_BYTES), np.uint8)
     else:

@@ -24,7 +24,13 @@ from zipfile import BadZipFile
 import numpy as np
 
 from launch.errors import InputError, encode_name, pluralize
-from preprocess.base import Source, UnreadableSample, as_input, format_exception
+from preprocess.base import (
+    Source,
+    UnreadableSample,
+    as_input,
+    flatten_rows,
+    format_exception,
+)
 from preprocess.target import Request, TargetSpec, is_mask, plain_targets, target_of
 from preprocess.target_kinds import Kind
 
@@ -286,7 +292,7 @@ def hash_rows(rows: np.ndarray) -> np.ndarray:
     if rows.dtype.kind == "O":
         return hash_each(map(str, rows.tolist()))
     rows = np.ascontiguousarray(rows)
-    return hash_each(memoryview(row).tobytes() for row in rows.reshape(len(rows), -1))
+    return hash_each(memoryview(row).tobytes() for row in flatten_rows(rows))
 
 
 def number_samples(count: int) -> np.ndarray:

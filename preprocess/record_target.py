@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar, cast
 import numpy as np
 
 from launch.errors import InputError
+from preprocess.base import flatten_rows
 from preprocess.target import Request, TargetSpec, TargetWish
 from preprocess.target_kinds import KINDS, SEVERAL, TargetKind
 
@@ -228,7 +229,7 @@ class SeveralTargets(TargetKind):
     def predictions(self, outputs: np.ndarray) -> np.ndarray:  # noqa: D102
         return np.concatenate(
             [
-                target.semantics.predictions(part).reshape(len(outputs), -1)
+                flatten_rows(target.semantics.predictions(part))
                 for target, part in self._split(outputs)
             ],
             axis=1,

@@ -75,7 +75,7 @@ MAY_IMPORT = {
     "preprocess.fingerprint "
     "preprocess.splits preprocess.transient_errors preprocess.record_target preprocess.target "
     "preprocess.target_kinds preprocess.user_code",
-    "preprocess.deferred_augmentation": "preprocess.sample",
+    "preprocess.deferred_augmentation": "preprocess.base preprocess.sample",
     "preprocess.transforms": "preprocess.import_path preprocess.base preprocess.decode "
     "preprocess.user_code "
     "preprocess.sample "

@@ -29,6 +29,7 @@ from fleet.spec import NetworkSpec
 from fleet.spec.measures import label_of, name_of, parameters_of
 from fleet.spec.model import Architecture, InputShape, arguments_for, load_function
 from fleet.vocabulary.measures import canonical_name
+from preprocess.base import flatten_rows
 from preprocess.deferred_augmentation import finished
 from preprocess.sample import SampleSpec
 
@@ -223,7 +224,7 @@ class SoftmaxRegression:
         if self._sample.target.semantics.is_of_pixels:
             [features] = scaled
         else:
-            flat = [part.reshape(len(part), math.prod(part.shape[1:])) for part in scaled]
+            flat = [flatten_rows(part) for part in scaled]
             features = np.concatenate(flat, axis=1) if len(flat) > 1 else flat[0]
         return np.concatenate(
             [features.astype(np.float64), np.ones((*features.shape[:-1], 1))], axis=-1

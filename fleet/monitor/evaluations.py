@@ -16,6 +16,7 @@ from fleet.prediction.saved_predictions import read_predictions
 from fleet.prediction.scores import Truth
 from fleet.storage.paths import RunPaths
 from launch.errors import pluralize
+from preprocess.base import flatten_rows
 from preprocess.record_target import RecordTarget
 from preprocess.target import TargetSpec
 
@@ -99,7 +100,7 @@ def evaluate(
 
 
 def _columns(values: np.ndarray) -> np.ndarray:
-    return values.reshape(len(values), -1).T
+    return flatten_rows(values).T
 
 
 def _classes(names: Sequence[str], predicted: np.ndarray, truth: np.ndarray) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from preprocess.base import (
     ORDER,
     UnreadableImage,
     UnreadableSample,
+    flatten_rows,
     printable,
     rng_for,
 )
@@ -353,7 +354,7 @@ def _label_sets(index: ShardIndex) -> list[set[object]]:
     if len(index.lengths):
         rows = np.split(values, np.cumsum(index.lengths)[:-1])
     else:
-        rows = list(values.reshape(len(values), -1))
+        rows = list(flatten_rows(values))
     return [set(row.tolist()) for row in rows]
 
 

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from launch.errors import InputError, pluralize, printable
-from preprocess.base import RandomAccess, and_more, normalize_name
+from preprocess.base import RandomAccess, and_more, flatten_rows, normalize_name
 from preprocess.record_target import RecordTarget
 from preprocess.sources.masks import Masks
 from preprocess.target import TargetSpec, TargetWish
@@ -413,7 +413,7 @@ def _values(
             f"{origin}: targets are {_describe(values)}; values should be (n,) or (n, values) "
             f"numbers"
         )
-    return Targets("value", values.reshape(len(values), -1), names)
+    return Targets("value", flatten_rows(values), names)
 
 
 def _describe(values: np.ndarray) -> str:

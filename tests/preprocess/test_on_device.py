@@ -6,11 +6,11 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from launch.errors import InputError
-from preprocess.deferred_augmentation import finished
+from preprocess.deferred_augmentation import finished, pack_rows
 from preprocess.lazy_numba import NUMBA
 from preprocess.pipeline import Pipeline
 from preprocess.probe import infer_sample_spec, probe_samples
-from preprocess.sample import ArraySpec
+from preprocess.sample import CROP_BYTES, ArraySpec
 from preprocess.target import TargetSpec
 from preprocess.transforms import parse_transforms
 from preprocess.transforms.on_device import (
@@ -211,6 +211,11 @@ def test_on_device_sample_of_another_size_is_left_out_alone(kernels):
         (1, "is 6 x 8 x 3 uint8; the others are 8 x 6 x 3 uint8")
     ]
     assert device.sample.target.is_usable(targets).tolist() == [True, False, True]
+
+
+def test_rank_without_rows_packs_none():
+    images = np.zeros((0, 4, 3, 1), np.uint8)
+    assert pack_rows(images, np.zeros((0, 4))).shape == (0, 4 * 3 * 1 + CROP_BYTES)
 
 
 def test_batches_are_drawn_and_written_at_once(monkeypatch):

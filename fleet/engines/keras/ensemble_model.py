@@ -13,6 +13,7 @@ from fleet.engines.keras.export import short_error
 from fleet.engines.keras.named_parts import input_structure, outputs_by_target, structured_for
 from fleet.errors import UserError
 from fleet.storage.files import atomic_write_with
+from preprocess.base import flatten_rows
 from preprocess.record_target import RecordTarget
 from preprocess.target_kinds import KINDS
 
@@ -95,7 +96,7 @@ class EnsembleModel:
         if self._targets is None:
             return np.asarray(keras.ops.convert_to_numpy(predicted))
         columns = [
-            keras.ops.convert_to_numpy(predicted[name]).reshape(len(predicted[name]), -1)
+            flatten_rows(keras.ops.convert_to_numpy(predicted[name]))
             for name in self._targets.parts
         ]
         return np.concatenate(columns, axis=1)

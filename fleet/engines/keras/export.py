@@ -14,6 +14,7 @@ import numpy as np
 from fleet.engines.keras.named_parts import integer_inputs, structured_for
 from fleet.errors import ModelError
 from fleet.spec.model import one_line
+from preprocess.base import flatten_rows
 from preprocess.sample import SampleSpec
 
 _ADVICE = "build it from Keras layers, or define get_config in its classes"
@@ -147,7 +148,7 @@ def _flat(outputs: Any) -> np.ndarray:
     ]
     if len(arrays) == 1:
         return arrays[0]
-    return np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
+    return np.concatenate([flatten_rows(array) for array in arrays], axis=1)
 
 
 def _made_up(sample: SampleSpec, random: np.random.Generator) -> tuple[Any, Any]:
