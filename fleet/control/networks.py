@@ -101,15 +101,26 @@ class Networks:
 
     @property
     def trainable(self) -> list[str]:
-        """The networks that would train if they had devices, sorted by name."""
+        """The networks that would train if they had devices, now or later, sorted by name."""
         self._follow()
         return sorted(self.specs.keys() - self._over - self._paused)
 
     @property
-    def temporarily_unavailable(self) -> set[str]:
-        """The networks that cannot train now, but may later, whatever the others do."""
+    def available(self) -> list[str]:
+        """The trainable networks that wait for nothing but devices, sorted by name."""
+        return sorted(self.specs.keys() - self.unavailable)
+
+    @property
+    def may_become_available(self) -> bool:
+        """Whether networks may get devices later, although nothing trains now.
+
+        A launch that shares its run holds leases of no more networks than it can train. While it
+        can train none of them, it gets no others.
+        """
         waiting = self.waiting
-        return waiting.unleased.union(waiting.retry_at_s, waiting.awaiting_checkpoint)
+        if waiting.retry_at_s or waiting.awaiting_checkpoint:
+            return True
+        return bool(waiting.unleased) and not self.available
 
     @property
     def unavailable(self) -> AbstractSet[str]:

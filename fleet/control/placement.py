@@ -85,7 +85,7 @@ class Placement:
         if starts:
             self._start(starts)
         if self._networks.has_trainable and not (
-            self._groups or self._target.plan.members or self._networks.temporarily_unavailable
+            self._groups or self._target.plan.members or self._networks.may_become_available
         ):
             if self._launch.changes.release_held():
                 self.has_news = True
@@ -247,7 +247,7 @@ class Placement:
 
     def _end_unplaceable(self) -> None:
         """End a launch in which nothing runs and the policy starts nothing."""
-        names = ", ".join(self._networks.trainable)
+        names = ", ".join(self._networks.available)
         cluster = self._devices.cluster
         removed = self._devices.removed_ranks
         if self._node_release.has_released or removed:

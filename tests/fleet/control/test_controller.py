@@ -851,6 +851,21 @@ def test_launch_ends_with_too_few_trainers_left():
     assert driver.controller.status is ExitStatus.RESUMABLE
 
 
+def test_launch_ends_if_no_leased_network_fits():
+    driver = ControllerDriver(
+        {"a": [0, 1]},
+        trainers=2,
+        outlives=True,
+        gpus={"a": [2, 2], "b": [2, 2]},
+        elsewhere=frozenset("b"),
+    ).begin()
+    driver.plan = {}
+    driver.handle(fx.RanksDied((2,)), msg.Ready(1), fx.CheckpointRead("a", NetworkStatus(), 0))
+    assert [event.reason for event in driver.events_of("LaunchInterrupted")] == [
+        "1 rank died, and 1 trainer is too few for a"
+    ]
+
+
 def test_launch_ends_without_trainers():
     driver = ControllerDriver({"a": [0]}, networks="a", trainers=1, outlives=True).begin()
     driver.handle(fx.RanksDied((1,)))

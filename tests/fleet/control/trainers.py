@@ -112,7 +112,15 @@ def check_index(launch):
     """Check that all that the controller knows of networks and devices follows from its state."""
     networks = launch.networks
     again = Networks(launch.run, networks.specs.values(), networks.waiting)
-    for query in ("unavailable", "epochs_done", "trainable", "are_over", "status", "held_back"):
+    for query in (
+        "unavailable",
+        "epochs_done",
+        "trainable",
+        "available",
+        "are_over",
+        "status",
+        "held_back",
+    ):
         assert getattr(networks, query) == getattr(again, query), query
     for name, run_group in launch.run.launch.groups.items():
         group = launch.groups.get(name)  # none if it has failed, which is logged a moment later
