@@ -13,7 +13,7 @@ import dataclasses
 import errno
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,7 +144,7 @@ class CheckpointLookup:
 
 
 def find_newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLookup:
-    """Find the newest intact checkpoint of a network: last, previous, or else best.
+    """Find the newest intact checkpoint of a network: last, or else the later of previous and best.
 
     Args:
         paths: files of the run.
@@ -155,7 +155,7 @@ def find_newest(paths: RunPaths, name: str, with_arrays: bool = True) -> Checkpo
         CheckpointError: a possibly intact checkpoint cannot be read.
     """
     damage: list[str] = []
-    for path in (paths.last(name), paths.previous(name), paths.best(name)):
+    for path in _newest_first(paths, name):
         is_best = path == paths.best(name)
         try:
             state = read_state(path, with_arrays)
@@ -180,6 +180,21 @@ def find_newest(paths: RunPaths, name: str, with_arrays: bool = True) -> Checkpo
     if not damage and (more := _describe_extra_epochs(0, paths.history(name))):
         damage.append(f"{paths.last(name)} is missing, and no other checkpoint is left{more}")
     return CheckpointLookup(None, "; ".join(damage))
+
+
+def _newest_first(paths: RunPaths, name: str) -> Iterator[Path]:
+    """Yield the paths of a network's checkpoints; the records of old ones are read if needed."""
+    yield paths.last(name)
+    yield from sorted((paths.previous(name), paths.best(name)), key=_progress, reverse=True)
+
+
+def _progress(path: Path) -> tuple[int, int]:
+    """Return the epochs and the position of a checkpoint; (-1, 0) if its record is unreadable."""
+    try:
+        state = read_state(path, with_arrays=False)
+    except CheckpointError:
+        return -1, 0
+    return state.epoch, state.position
 
 
 def _describe_extra_epochs(epochs: int, path: Path) -> str:

@@ -564,6 +564,18 @@ def test_find_newest_reports_damage_once(saved, damage_file, names, epoch, messa
         assert (best.state.epoch, best.damage) == (2, "")
 
 
+def test_find_newest_prefers_the_best_to_an_earlier_previous(paths):
+    writer = CheckpointWriter(paths, Checkpoint())
+    for epochs in (1, 2):
+        writer.save("net", TrainingState({"w": np.ones(1)}, "i", history(0.5, 0.7)[:epochs]), True)
+    writer.close()
+    paths.last("net").unlink()
+    damage(paths.previous("net"))  # in its arrays, which a lookup of records does not read
+    for with_arrays in (False, True):
+        lookup = checkpoint.find_newest(paths, "net", with_arrays)
+        assert (lookup.path, lookup.state.epoch) == (paths.best("net"), 2)
+
+
 @pytest.mark.parametrize("table", [b"", b"epoch,loss\n1,0.5\n", b"\xff\n", None])
 def test_find_newest_ignores_an_invalid_table_of_epochs(saved, table):
     damage(saved.last("net"))
