@@ -195,6 +195,7 @@ class RunState:
         self.warnings: dict[str, None] = {}  # in order
         self.missed = 0
         self._logged: set[tuple[str, int, int]] = set()  # network, epoch, and epoch of the stream
+        self._leases: set[tuple[str, int]] = set()  # network, and generation of its lease
         self._running: dict[object, RunLaunch] = {}  # log -> its newest launch
         if spec is not None:
             self.adopt(spec)
@@ -258,6 +259,10 @@ class RunState:
             for record in history
             if (name, record.epoch, record.stream_epoch) not in self._logged
         )
+
+    def has_logged_lease(self, name: str, generation: int) -> bool:
+        """Return whether a log has that a launch acquired the lease of a network."""
+        return (name, generation) in self._leases
 
     def set_status(self, name: str, status: NetworkStatus) -> None:
         """Set the status of a network by a checkpoint, or by the log of another launch."""
@@ -388,6 +393,8 @@ class RunState:
             case e.EnergyUsed():
                 self.joules[event.network] = self.joules.get(event.network, 0.0) + event.joules
                 self.changes.add(event.network)
+            case e.NetworkLeased():
+                self._leases.add((event.network, event.generation))
             case e.RunWarned():
                 self.warnings[event.warning] = None
             case e.NetworkFailed() | e.NetworkRetried() | e.GroupStarted() | e.GroupFailed():

@@ -170,7 +170,7 @@ class RankZero:
             command_handler,
             self._sharing,
         )
-        self._sharing.start()
+        self._sharing.start(self._events.sync_all)
         self._ending = threading.Lock()
         self._end_status: int | None = None
         self._is_stuck = False
@@ -214,11 +214,9 @@ class RankZero:
         """
         launch = self._launch
         resumed = self._resumed
+        unlogged = {} if launch.request.shares_run else resumed.unlogged
         epochs = [
-            EpochEnded(name, record)
-            for name, records in resumed.unlogged.items()
-            for record in records
-            if not launch.request.shares_run
+            EpochEnded(name, record) for name, records in unlogged.items() for record in records
         ]
         warnings = [RunWarned(text) for text in launch.warnings if text not in self._run.warnings]
         return [*epochs, launch.cache, *warnings, *launch.past.changes, *resumed.changes]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Self
 
 from fleet.comm.messages import Message
@@ -63,8 +63,12 @@ class RunSharing:
         """
         return cls()
 
-    def start(self) -> None:
-        """Begin to request leases."""
+    def start(self, sync_log: Callable[[], None]) -> None:
+        """Begin to request leases.
+
+        Args:
+            sync_log: writes the events of this launch to the disk.
+        """
 
     def poll(
         self, now_s: float, training: Collection[str], ends: bool

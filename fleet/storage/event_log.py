@@ -99,8 +99,16 @@ class EventLog:
             StorageError: the disk is full, ...
         """
         if not self._is_synced:
-            with_retries(self._sync)
-            self._is_synced = True
+            self.sync_all()
+
+    def sync_all(self) -> None:
+        """Write all events to the disk.
+
+        Raises:
+            StorageError: the disk is full, ...
+        """
+        with_retries(self._sync)
+        self._is_synced = True
 
     def _sync(self) -> None:
         with storage_errors(self._path):

@@ -8,7 +8,7 @@ This module connects the two, between two steps of the coordinator.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Self
 
@@ -19,7 +19,7 @@ from fleet.control.effects import EndRequested, LeaseGranted
 from fleet.domain.events import LaunchStarted
 from fleet.domain.network import NetworkStatus
 from fleet.domain.run import FINISHED_UNLOGGED, has_full_history
-from fleet.errors import UserError
+from fleet.errors import StorageError, UserError
 from fleet.runtime.resume import Resumed
 from fleet.runtime.run_sharing import RunSharing
 from fleet.runtime.startup.folder import (
@@ -78,7 +78,7 @@ class SharedRun(RunSharing):
         self._tail = past.tail
         self._next_read_s = 0.0
         self._run = past.run
-        self._unlogged = resumed.unlogged
+        self._sync_log: Callable[[], None] = lambda: None
         self.has_others = find_held_lease(paths) is not None
         self.elsewhere = frozenset(claims.epochs)
 
@@ -149,8 +149,9 @@ class SharedRun(RunSharing):
                 if lease.took_over and not read_holders(paths):
                     fence_out(paths)
 
-    def start(self) -> None:
+    def start(self, sync_log: Callable[[], None]) -> None:
         """Begin to request leases; writes of the results are slowed down, and checked."""
+        self._sync_log = sync_log
         self._results.check = self.leases.check
         self._results.pacing = SharedWriteThrottle(self._paths.results)
         self.leases.start()
@@ -183,7 +184,8 @@ class SharedRun(RunSharing):
         return inputs
 
     def _release(self, name: str) -> None:
-        """Release a network that has ended."""
+        """Release a network that has ended, with all its lines on the disk."""
+        self._sync_log()
         self._claims.end_lease(name)
         self.leases.release(name)
 
@@ -233,6 +235,10 @@ class SharedRun(RunSharing):
 
     def close(self, may_write: bool = False) -> None:
         """Release all networks, and refresh the status of the others; see :class:`RunSharing`."""
+        try:
+            self._sync_log()
+        except StorageError:  # another launch logs what this one could not
+            may_write = True
         self.leases.close(may_write)
         self.refresh()
 
@@ -257,23 +263,17 @@ class SharedRun(RunSharing):
         status, state = restore_network(self._results, self._results.spec.by_name[name])
         if status.history and not is_history_current(self._paths.history(name), status.history):
             write_history(self._paths.history(name), status.history, lease.fence)
-        # A launch that was killed may have saved epochs without logging them, or a crash may have
-        # lost the lines. If the last holder has released the network, a line that is new since this
-        # launch began may only be invisible from here.
-        unlogged = self._run.find_unlogged(name, status.history)
-        if not lease.took_over:
-            before_epochs = {
-                (record.epoch, record.stream_epoch) for record in self._unlogged.get(name, ())
-            }
-            unlogged = tuple(
-                record
-                for record in unlogged
-                if (record.epoch, record.stream_epoch) in before_epochs
-            )
+        # A launch that was killed may have saved epochs without logging them. If the last holder
+        # has released the network, its log is on the disk, but may not be visible from here yet.
+        generation = lease.fence.generation
+        if lease.took_over or generation == 1 or self._run.has_logged_lease(name, generation - 1):
+            unlogged = self._run.find_unlogged(name, status.history)
+        else:
+            unlogged = ()
         return LeaseGranted(
             name,
             status.with_logged_pruning(before),
-            lease.fence.generation,
+            generation,
             0 if state is None else state.position,
             lease.took_over,
             unlogged,

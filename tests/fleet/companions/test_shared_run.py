@@ -130,7 +130,8 @@ def test_log_finish_reason_of_killed_launch_is_added(
     assert results == [{}, {"b": ev.CheckpointStatus(2, json.loads(ends[0])["reason"])}]
 
 
-def test_epochs_of_ended_network_that_a_crash_lost_are_logged(tmp_path):
+@pytest.mark.parametrize(("generation", "unlogged"), [(1, [1, 2]), (2, [])])
+def test_ended_epochs_are_logged_unless_a_live_log_has_them(tmp_path, generation, unlogged):
     run = Run(tmp_path, {}, models=MODELS, epochs=2)
     assert run.launch() == 0
     lines = run.paths.events.read_text().splitlines(keepends=True)
@@ -142,11 +143,11 @@ def test_epochs_of_ended_network_that_a_crash_lost_are_logged(tmp_path):
     process = Process()
     lease = Lease(process, process.me)
     parallel = SharedRun.join(prepared, lease, past)
-    parallel.leases = Leases()
+    parallel.leases = Leases(Fence(run.paths.network_lease("b"), generation, "17"))
     assert parallel.elsewhere == {"b"}
     parallel.poll(0.0, (), ends=False)
     (leased,) = parallel.poll(1.0, (), ends=False)
-    assert [record.epoch for record in leased.unlogged] == [1, 2]
+    assert [record.epoch for record in leased.unlogged] == unlogged
     assert parallel.poll(2.0, (), ends=False) == []
 
 
