@@ -425,7 +425,9 @@ def _keep_open(draw: random.Random, content: Content) -> None:
 
 
 def _walltime(draw: random.Random, content: Content) -> None:
-    content["walltime"] = draw.choice((20.0, 60.0))
+    content["walltime"] = draw.choice(
+        (20.0, 90.0)
+    )  # one above the time after which a lease is stale
 
 
 FEATURES: dict[str, Feature] = {

@@ -25,6 +25,7 @@ class _Line:
         is_written: whether the write has returned.
         is_synced: whether a later sync has returned.
         is_torn: whether a crash or an error has left a part of it.
+        is_late: whether others were written while its writer was suspended, before or after it.
     """
 
     process: k.Process
@@ -32,6 +33,7 @@ class _Line:
     is_written: bool = False
     is_synced: bool = False
     is_torn: bool = False
+    is_late: bool = False
 
 
 @dataclass(eq=False)
@@ -73,6 +75,8 @@ class LogOracle:
         line = _Line(process, json.dumps(record, allow_nan=False).encode())
         log = self._logs.setdefault(path, _Log())
         log.settle()
+        for suspended in log.pending:
+            suspended.is_late = True
         log.pending.append(line)
         return line
 
@@ -110,14 +114,25 @@ class LogOracle:
                 content = file.read()
         on_disk = content.split(b"\n")
         present: list[_Line] = []
-        for line in (*log.lines, *log.pending):
+        remaining = [*log.lines, *log.pending]
+        while remaining:
             index = len(present)
             text = on_disk[index] if index < len(on_disk) else b""
-            may_tear = not line.is_written or (has_crashed and not line.is_synced)
+            line = remaining[0]
+            if text != line.text:
+                late = [
+                    begun for begun in remaining if begun.is_late and begun.text.startswith(text)
+                ]
+                line = late[0] if text and late else line
+            remaining.remove(line)
+            may_tear = line.is_late or not line.is_written or (has_crashed and not line.is_synced)
             if text == line.text:
                 present.append(line)
             elif may_tear and text and line.text.startswith(text):
                 if line not in log.pending:  # else its writer goes on
+                    if line.is_late:  # its writer may have gone on after others
+                        end = line.text.removeprefix(text)
+                        remaining.append(_Line(line.process, end, is_torn=True, is_late=True))
                     line.text, line.is_torn = text, True
                 present.append(line)
             elif not may_tear:

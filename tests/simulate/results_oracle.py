@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -78,8 +79,8 @@ def check_means(rows: Sequence[NetworkResult]) -> Iterator[str]:
     for mean in rows:
         if not mean.is_mean:
             continue
-        word = "-fold" if mean.folds else "-repeat"
-        parts = [row for row in rows if row.name.rpartition(word)[0] == mean.name]
+        pattern = re.compile(rf"{mean.name}-{'fold' if mean.folds else 'repeat'}\d+")
+        parts = [row for row in rows if pattern.fullmatch(row.name)]
         if len(parts) != mean.folds + mean.repeats:
             yield f"{mean.name} stands for {mean.folds + mean.repeats} of {len(parts)} networks"
         counted = [row for row in parts if row.status is not Status.FAILED]
