@@ -168,6 +168,7 @@ class RunState:
         verdicts: verdict -> network -> the newest event with it.
         data_changes: changes of the data with which networks continued.
         missed: chunks of a ring that a group could not take.
+        leases: networks that launches with ``--share-run`` acquired, and generations of the leases.
     """
 
     def __init__(self, spec: Spec | None = None) -> None:
@@ -195,7 +196,7 @@ class RunState:
         self.warnings: dict[str, None] = {}  # in order
         self.missed = 0
         self._logged: set[tuple[str, int, int]] = set()  # network, epoch, and epoch of the stream
-        self._leases: set[tuple[str, int]] = set()  # network, and generation of its lease
+        self.leases: set[tuple[str, int]] = set()
         self._running: dict[object, RunLaunch] = {}  # log -> its newest launch
         if spec is not None:
             self.adopt(spec)
@@ -259,10 +260,6 @@ class RunState:
             for record in history
             if (name, record.epoch, record.stream_epoch) not in self._logged
         )
-
-    def has_logged_lease(self, name: str, generation: int) -> bool:
-        """Return whether a log has that a launch acquired the lease of a network."""
-        return (name, generation) in self._leases
 
     def set_status(self, name: str, status: NetworkStatus) -> None:
         """Set the status of a network by a checkpoint, or by the log of another launch."""
@@ -394,7 +391,7 @@ class RunState:
                 self.joules[event.network] = self.joules.get(event.network, 0.0) + event.joules
                 self.changes.add(event.network)
             case e.NetworkLeased():
-                self._leases.add((event.network, event.generation))
+                self.leases.add((event.network, event.generation))
             case e.RunWarned():
                 self.warnings[event.warning] = None
             case e.NetworkFailed() | e.NetworkRetried() | e.GroupStarted() | e.GroupFailed():

@@ -266,7 +266,7 @@ class SharedRun(RunSharing):
         # A launch that was killed may have saved epochs without logging them. If the last holder
         # has released the network, its log is on the disk, but may not be visible from here yet.
         generation = lease.fence.generation
-        if lease.took_over or generation == 1 or self._run.has_logged_lease(name, generation - 1):
+        if lease.took_over or generation == 1 or (name, generation - 1) in self._run.leases:
             unlogged = self._run.find_unlogged(name, status.history)
         else:
             unlogged = ()

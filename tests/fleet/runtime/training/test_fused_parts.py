@@ -189,5 +189,6 @@ def test_epoch_without_samples_is_over():
 
 @pytest.mark.parametrize("count", range(3))
 def test_repeated_meetings_end(count):
+    before = threading.active_count()
     meet(Engine({(count, 2): np.inf}))
-    assert threading.active_count() < 20
+    assert threading.active_count() <= before
