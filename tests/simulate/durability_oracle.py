@@ -92,7 +92,9 @@ class DurabilityOracle:
             for name, epoch in _EPOCH.findall(text):
                 if name in self._damaged:
                     continue
-                epochs = int(epoch) - (launch.status not in ORDERLY)
+                # A pruned network does not repeat an epoch that died with its rank.
+                is_lost = f"{name} lost a rank" in text and f"{name} is pruned" in text
+                epochs = int(epoch) - (launch.status not in ORDERLY or is_lost)
                 self._on_screen[name] = max(self._on_screen.get(name, 0), epochs)
         # Another one may have ended while it took over.
         is_quiet = all(launch.status in ORDERLY for launch in ended)

@@ -40,6 +40,7 @@ _SAVES_WITHIN_S = 1.0
 _STARTS_WITHIN_S = 12.0
 _EXITS_WITHIN_S = 1.0
 _IDLES_FOR_S = 0.6
+_DEATHS_WITHIN_S = 1.0  # after which all ranks know of a death
 _DELAYS = 100  # of messages, which may come one after the other
 _TOO_LATE = "too little of the walltime"
 _BACKOFF_S = 5.0  # before the first retry of a network; then twice as long each time
@@ -75,7 +76,7 @@ class TimeOracle:
             )
             and not any(function.endswith((":hangs", ":shaky")) for function in functions)
         )
-        self._slack_s = _DELAYS * case.delay_s
+        self._slack_s = _DELAYS * case.delay_s + _DEATHS_WITHIN_S * case.fault_tolerant
         # job -> groups that train, since when there is none, and whether it was too late for more
         self._groups: dict[Any, list[Any]] = {}
         self._interrupted_s: dict[Any, float] = {}  # job -> when its log said so
