@@ -14,6 +14,7 @@ from fleet.errors import SpecError, SpecMistake, UserError, shortened
 from fleet.spec.origin import key_path
 from fleet.spec.schema import Document
 from fleet.spec.section import plain
+from preprocess.transient_errors import retry_transient
 
 
 def dump(document: Document, of_run: bool = False) -> str:
@@ -103,7 +104,7 @@ def read_yaml(
         SpecError: the file does not exist, or contains something else.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = retry_transient(lambda: path.read_text(encoding="utf-8"))
     except OSError as error:
         raise _unreadable(path, error) from None
     except UnicodeDecodeError:

@@ -1,5 +1,9 @@
 """A spec that cannot be opened is refused with the files that may be meant."""
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
 
 from fleet.errors import SpecError
@@ -42,3 +46,19 @@ def test_file_that_cannot_be_read(tmp_path):
     wrong, right = refusal(path)
     assert wrong.startswith("cannot be read: ")
     assert right == "give the path of a YAML file"
+
+
+def test_spec_is_read_again_after_a_stale_handle(tmp_path, monkeypatch):
+    path = tmp_path / "spec.yaml"
+    path.write_text("models: []\n")
+    errors = [OSError(errno.ESTALE, os.strerror(errno.ESTALE))]
+    read_text = Path.read_text
+
+    def refused_once(path, encoding):
+        if errors:
+            raise errors.pop()
+        return read_text(path, encoding)
+
+    monkeypatch.setattr(Path, "read_text", refused_once)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    assert read_yaml(path)[0] == {"models": []}
