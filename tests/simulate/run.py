@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -87,6 +88,8 @@ def simulate(
         trace: receives each event.
         until_s: stop at the first event after this virtual time, to see who waits for what.
     """
+    gc.collect()
+    gc.disable()
     kernel = k.Kernel(case.seed)
     kernel.trace = trace
     kernel.stretch = case.stretch
