@@ -113,9 +113,9 @@ class EventLog:
     def _sync(self) -> None:
         with storage_errors(self._path):
             os.fsync(self._file.fileno())
-            if not self._is_named:
-                sync_names(self._path.parent)
-                self._is_named = True
+        if not self._is_named:
+            sync_names(self._path.parent)
+            self._is_named = True
 
     def close(self) -> None:
         """Write the log to the disk and close it."""

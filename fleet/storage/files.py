@@ -238,28 +238,35 @@ def pinned_folder(path: Path) -> Iterator[None]:
     _pinned.folder = path.parent, descriptor
     try:
         yield
-        sync_folder(descriptor)
+        with storage_errors(path.parent):
+            _sync_folder(descriptor)
     finally:
         _pinned.folder = None
         os.close(descriptor)
 
 
-def sync_folder(descriptor: int) -> None:
-    """Write the names in an open folder to the disk, if its file system can.
+def sync_names(folder: Path) -> None:
+    """Write the names in a folder to the disk, if its file system can.
 
     Otherwise a crash of the storage may bring back the files that were there before, or none.
+
+    Raises:
+        StorageError: the file system may be able to, but not now.
     """
-    with suppress(OSError):
-        os.fsync(descriptor)
+    with storage_errors(folder):
+        descriptor = _open_folder(folder)
+        try:
+            _sync_folder(descriptor)
+        finally:
+            os.close(descriptor)
 
 
-def sync_names(folder: Path) -> None:
-    """Write the names in a folder to the disk; see :func:`sync_folder`."""
-    descriptor = _open_folder(folder)
+def _sync_folder(descriptor: int) -> None:
     try:
-        sync_folder(descriptor)
-    finally:
-        os.close(descriptor)
+        os.fsync(descriptor)
+    except OSError as error:
+        if is_transient_for_writer(error):
+            raise
 
 
 def _open_folder(folder: Path) -> int:

@@ -5,12 +5,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from fleet.errors import StorageError, UserError
 from fleet.spec import Spec, dump
 from fleet.storage.fencing import fence_out, newest_written_generation
-from fleet.storage.files import atomic_write, is_path_error, storage_errors, sync_names
+from fleet.storage.files import (
+    atomic_write,
+    is_path_error,
+    storage_errors,
+    sync_names,
+    with_retries,
+)
 from fleet.storage.lease import Lease
 from fleet.storage.network_leases import reclaim_networks
 from fleet.storage.paths import RunPaths
@@ -108,7 +115,7 @@ def writing_into(paths: RunPaths) -> Iterator[None]:
 def _mark(paths: RunPaths) -> None:
     """Mark a new folder as written by FLEET before anything else is in it, even after a crash."""
     paths.marker.touch()
-    sync_names(paths.root)
+    with_retries(partial(sync_names, paths.root))
 
 
 def _empty(paths: RunPaths, stale_commands: Iterable[Path]) -> None:

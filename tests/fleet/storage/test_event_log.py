@@ -1,8 +1,10 @@
 """The event log."""
 
+import errno
 import json
 import math
 import os
+import stat
 from dataclasses import replace
 
 import pytest
@@ -224,6 +226,24 @@ def test_read_run_keeps_order_if_clock_goes_back(tmp_path):
 def test_event_log_is_dated_by_the_file_system(path):
     log = EventLog(path)
     assert log.date() == os.stat(path).st_mtime
+    log.close()
+
+
+@pytest.mark.parametrize(("error", "calls"), [(errno.ESTALE, 2), (errno.EINVAL, 1)])
+def test_event_log_syncs_its_name_again_if_that_may_help(path, monkeypatch, error, calls):
+    log = EventLog(path)
+    folders = []
+
+    def fsync(file):
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            folders.append(file)
+            if len(folders) == 1:
+                raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr("os.fsync", fsync)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    log.sync_all()
+    assert len(folders) == calls
     log.close()
 
 

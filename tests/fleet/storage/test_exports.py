@@ -95,6 +95,6 @@ def test_removing_best_retries_transient_errors(paths, monkeypatch):
 
 def test_checkpoint_syncs_its_folder(paths, monkeypatch):
     synced = []
-    monkeypatch.setattr(files, "sync_folder", lambda folder: synced.append(os.fstat(folder)))
+    monkeypatch.setattr(files, "_sync_folder", lambda folder: synced.append(os.fstat(folder)))
     save_network(paths, 0.5)
     assert synced[-1].st_ino == paths.model("net").stat().st_ino
