@@ -24,7 +24,14 @@ from fleet.domain.network import EpochRecord, TrainingState, check_convergence, 
 from fleet.errors import CheckpointError, DamagedError, LeaseLost, UserError
 from fleet.spec import Stopping
 from fleet.storage.csv_records import csv_cells, csv_columns, read_csv_records
-from fleet.storage.files import atomic_write, storage_errors, write_json
+from fleet.storage.files import (
+    atomic_write,
+    pinned_folder,
+    storage_errors,
+    sync_names,
+    with_retries,
+    write_json,
+)
 from fleet.storage.json_lines import read_json_record
 from fleet.storage.lease import NO_FENCE, Fence
 from fleet.storage.paths import RunPaths
@@ -235,9 +242,17 @@ def copy_parent(
         raise UserError(f"{parent} has no checkpoint yet from which another network could begin")
     if lookup.state.architecture != architecture:
         raise UserError(f"{parent} has another architecture, so it cannot be the parent of {name}")
-    make_room(paths.first(name), lookup.state.size)
-    write_state(paths.first(name), lookup.state, fence=fence)
-    return lookup.state.epoch
+    state = lookup.state
+    path = paths.first(name)
+    make_room(path, state.size)
+
+    def write() -> None:
+        with pinned_folder(path):
+            write_state(path, state, fence=fence)
+        sync_names(paths.models)  # before a log says that the network has a parent
+
+    with_retries(write)
+    return state.epoch
 
 
 def saved_epochs(paths: RunPaths, name: str) -> int:

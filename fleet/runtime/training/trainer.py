@@ -25,7 +25,7 @@ from fleet.engines.base import (
     Trainable,
     collect_warnings,
 )
-from fleet.errors import GroupMemberDied, InfrastructureError
+from fleet.errors import CheckpointError, GroupMemberDied, InfrastructureError
 from fleet.runtime.training.agreement import TrainingFailed, all_or_none
 from fleet.runtime.training.building import build_within
 from fleet.runtime.training.energy import Meter, NoMeter
@@ -338,6 +338,11 @@ class Trainer:
             arrays = read_state(inherited).arrays
             own_arrays = self.spec.engine.own_arrays
             trainable.load(merge_inherited(trainable.state(), arrays, own_arrays))
+        elif training.network.parent:
+            raise CheckpointError(
+                f"{inherited} is missing: it had the weights of {training.network.parent}, epoch "
+                f"{training.network.parent_epoch}, with which {training.network.name} begins"
+            )
         elif start and isinstance(trainable, SupportsPretrained):
             trainable.load_pretrained(Path(start.file), start.skip)
             return dataclasses.replace(lookup, start=file_checksum(Path(start.file)))

@@ -285,6 +285,23 @@ def test_search_child_inherits_weights_and_is_replayed(tmp_path):
     assert "parent" not in run.paths.history("net-0").read_text()
 
 
+def test_child_without_its_parents_weights_fails(tmp_path):
+    asks = [{LEARNING_RATE: 0.01}, {LEARNING_RATE: 0.02, "parent": 0}]
+    run = Run(
+        tmp_path,
+        {
+            "sampler": "tests.fleet.search.searchers:Scripted",
+            "max_trials": 2,
+            "max_concurrent": 1,
+            "options": {"asks": asks, "reports": {}},
+        },
+    )
+    assert run.launch() is ExitStatus.OK
+    shutil.rmtree(run.paths.models / "net-1")
+    assert run.launch() is ExitStatus.NETWORK_FAILED
+    assert "it had the weights of net-0, epoch 4" in run.rows()["net-1"].reason
+
+
 @pytest.fixture
 def admission(tmp_path):
     """Return the admission of a run before its first network, and its results."""
