@@ -21,7 +21,10 @@ from fleet.storage.results import NetworkResult, Status
 from tests.simulate.cluster import Launch
 
 ORDERLY = (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
-_EPOCH = re.compile(r"^\[.*?\] (\S+) epoch (\d+)/", re.MULTILINE)
+_EPOCH = re.compile(
+    r"^\[.*?\] (\S+) (epoch|lost a rank and resumes from its last checkpoint, after epoch) (\d+)",
+    re.MULTILINE,
+)
 
 
 class DurabilityOracle:
@@ -89,12 +92,17 @@ class DurabilityOracle:
         """
         for launch in launches:
             text = "".join(launch.ranks[0].output)[self._outdated.get(launch.number, 0) :]
-            for name, epoch in _EPOCH.findall(text):
-                if name in self._damaged:
+            shown: dict[str, int] = {}
+            for name, how, epoch in _EPOCH.findall(text):
+                before = shown.get(name, 0)
+                if how == "epoch":
+                    shown[name] = max(before, int(epoch))
                     continue
-                # A pruned network does not repeat an epoch that died with its rank.
-                is_lost = f"{name} lost a rank" in text and f"{name} is pruned" in text
-                epochs = int(epoch) - (launch.status not in ORDERLY or is_lost)
+                shown[name] = int(epoch)
+                if shown[name] < before - 1 and name not in self._damaged:
+                    self._object_to(f"{name} resumes after epoch {epoch} of {before}")
+            for name in shown.keys() - self._damaged:
+                epochs = shown[name] - (launch.status not in ORDERLY)
                 self._on_screen[name] = max(self._on_screen.get(name, 0), epochs)
         # Another one may have ended while it took over.
         is_quiet = all(launch.status in ORDERLY for launch in ended)
