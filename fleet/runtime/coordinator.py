@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from fleet.comm.messages import Pace, Tag
+from fleet.comm.messages import Join, Pace, Start, Tag
 from fleet.comm.protocols import World
 from fleet.comm.trainer_threads import address
 from fleet.control import effects as e
@@ -38,6 +38,7 @@ from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.run_sharing import RunSharing
 from fleet.runtime.searchers import Searchers
 from fleet.search.controller import SearchController
+from fleet.storage.checkpoint import complete_history
 from fleet.storage.event_log import EventLog
 from fleet.storage.files import storage_errors, with_retries
 from fleet.storage.lease import Fence
@@ -300,6 +301,14 @@ class Coordinator:
             raise
         self._carry_out_all(effects)
 
+    def _read_checkpoint(self, network: str) -> e.CheckpointRead:
+        """Read the checkpoint of a network whose master may have died before it wrote the table."""
+        status, state = read_network_status(self.results, self.results.networks[network])
+        fence = self.sharing.fence_of(network) or self.fence
+        path = self.results.paths.history(network)
+        with_retries(lambda: complete_history(path, status.history, fence))
+        return e.CheckpointRead(network, status, 0 if state is None else state.position)
+
     def _call_policy(self, question: e.AskPolicy) -> e.PolicyAnswered:
         began = time.perf_counter()
         policy = self.config.spec.policy
@@ -356,7 +365,9 @@ class Coordinator:
         match effect:
             case e.SendMessage(rank, tag, message):
                 self.event_log.sync()
-                message = self.sharing.with_fence(message)
+                if isinstance(message, Start | Join):
+                    fence = self.sharing.fence_of(message.network.name)
+                    message = message if fence is None else message._replace(fence=fence)
                 process, message = address(self.config.roles, rank, message)
                 self.world.send(process, tag, message)
             case e.LogEvent(event, t_s):
@@ -370,9 +381,7 @@ class Coordinator:
             case e.SaveDeath(network, death):
                 self.results.deaths.record(network, death)
             case e.ReadCheckpoint(network):
-                status, state = read_network_status(self.results, self.results.networks[network])
-                position = 0 if state is None else state.position
-                self._queue.append(e.CheckpointRead(network, status, position))
+                self._queue.append(self._read_checkpoint(network))
             case e.AskPolicy():
                 # First, so that no other answer makes this one obsolete.
                 self._queue.appendleft(self._call_policy(effect))

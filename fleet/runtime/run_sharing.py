@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Self
 
-from fleet.comm.messages import Message
 from fleet.control.effects import EndRequested, LeaseGranted
 from fleet.hooks import find_hook
 from fleet.runtime.startup.folder import take_folder
 from fleet.spec import Spec
-from fleet.storage.lease import Lease
+from fleet.storage.lease import Fence, Lease
 from fleet.storage.paths import RunPaths
 
 if TYPE_CHECKING:  # which imports many modules
@@ -85,9 +84,9 @@ class RunSharing:
         """
         return []
 
-    def with_fence(self, message: Message) -> Message:
-        """Return a message with the fence of its network, if that has one of its own."""
-        return message
+    def fence_of(self, network: str) -> Fence | None:
+        """Return the fence of a network that is held; None if that of the launch covers it."""
+        return None
 
     def check(self) -> None:
         """Check that this launch still holds its networks.

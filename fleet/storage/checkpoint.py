@@ -411,6 +411,12 @@ def read_history(path: Path) -> tuple[EpochRecord, ...]:
         return ()
 
 
+def complete_history(path: Path, history: Sequence[EpochRecord], fence: Fence = NO_FENCE) -> None:
+    """Write a network's table if it lacks epochs; see :func:`is_history_current`."""
+    if history and not is_history_current(path, history):
+        write_history(path, history, fence)
+
+
 def is_history_current(path: Path, history: Sequence[EpochRecord]) -> bool:
     """Return True if a network's table has the epochs of its history.
 

@@ -92,17 +92,17 @@ class DurabilityOracle:
         """
         for launch in launches:
             text = "".join(launch.ranks[0].output)[self._outdated.get(launch.number, 0) :]
-            shown: dict[str, int] = {}
+            screen: dict[str, int] = {}
             for name, how, epoch in _EPOCH.findall(text):
-                before = shown.get(name, 0)
+                before = screen.get(name, 0)
                 if how == "epoch":
-                    shown[name] = max(before, int(epoch))
+                    screen[name] = max(before, int(epoch))
                     continue
-                shown[name] = int(epoch)
-                if shown[name] < before - 1 and name not in self._damaged:
+                screen[name] = int(epoch)
+                if screen[name] < before - 1 and name not in self._damaged:
                     self._object_to(f"{name} resumes after epoch {epoch} of {before}")
-            for name in shown.keys() - self._damaged:
-                epochs = shown[name] - (launch.status not in ORDERLY)
+            for name in screen.keys() - self._damaged:
+                epochs = screen[name] - (launch.status not in ORDERLY)
                 self._on_screen[name] = max(self._on_screen.get(name, 0), epochs)
         # Another one may have ended while it took over.
         is_quiet = all(launch.status in ORDERLY for launch in ended)

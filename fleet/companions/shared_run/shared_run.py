@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Self
 
-from fleet.comm.messages import Join, Message, Start
 from fleet.companions.shared_run.lease_requests import LeaseRequests
 from fleet.companions.shared_run.network_leases import NetworkLeases
 from fleet.control.effects import EndRequested, LeaseGranted
@@ -31,11 +30,11 @@ from fleet.runtime.startup.folder import (
 from fleet.runtime.startup.launch import PreparedLaunch
 from fleet.runtime.startup.past import Past
 from fleet.spec import Spec
-from fleet.storage.checkpoint import is_history_current, write_history
+from fleet.storage.checkpoint import complete_history
 from fleet.storage.event_log import DatedEvent
 from fleet.storage.fencing import fence_out, newest_written_generation
 from fleet.storage.files import SharedWriteThrottle
-from fleet.storage.lease import Lease
+from fleet.storage.lease import Fence, Lease
 from fleet.storage.network_leases import find_held_lease, read_holders
 from fleet.storage.paths import RunPaths
 from fleet.storage.recovery import restore_network
@@ -223,11 +222,9 @@ class SharedRun(RunSharing):
             if (after := self._run.networks[name].status) != before[name]
         ]
 
-    def with_fence(self, message: Message) -> Message:
-        """Return a message with the fence of its network."""
-        if isinstance(message, Start | Join):
-            return message._replace(fence=self.leases.lease_of(message.network.name).fence)
-        return message
+    def fence_of(self, network: str) -> Fence | None:
+        """Return the fence of a network that is held."""
+        return self.leases.lease_of(network).fence
 
     def check(self) -> None:
         """Check that all networks are still held; see :meth:`NetworkLeases.check`."""
@@ -261,8 +258,7 @@ class SharedRun(RunSharing):
         lease = self.leases.lease_of(name)
         self._results.deaths.collect(name)
         status, state = restore_network(self._results, self._results.spec.by_name[name])
-        if status.history and not is_history_current(self._paths.history(name), status.history):
-            write_history(self._paths.history(name), status.history, lease.fence)
+        complete_history(self._paths.history(name), status.history, lease.fence)
         # A launch that was killed may have saved epochs without logging them. If the last holder
         # has released the network, its log is on the disk, but may not be visible from here yet.
         generation = lease.fence.generation

@@ -339,6 +339,17 @@ def test_write_history_writes_a_table(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("written", [(), (0.5,), (0.5, 0.75)])
+def test_complete_history_adds_epochs_that_the_table_lacks(tmp_path, written):
+    path = tmp_path / "history.csv"
+    if written:
+        checkpoint.write_history(path, history(*written))
+    before = path.stat().st_ino if written else 0
+    checkpoint.complete_history(path, history(0.5, 0.75))
+    assert len(checkpoint.read_history(path)) == 2
+    assert (path.stat().st_ino == before) == (len(written) == 2)  # a current one is not written
+
+
 # ---- the writer --------------------------------------------------------------------------------
 
 
