@@ -421,11 +421,9 @@ def _architecture(entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInf
         check_import(entry.build)
         return Architecture(entry.build, args, entry.output)
     target = str(entry.family)
-    if (
-        engine.families is not None
-        and target not in engine.families
-        and target in (*FAMILIES, *application_names())
-    ):
+    if engine.families is not None and target not in engine.families:
+        if target not in application_names():
+            check_target(target, applications="")
         raise UserError(
             f"the {engine.name} engine cannot train {target}; its families: "
             f"{', '.join(sorted(engine.families))}"

@@ -7,7 +7,8 @@ import sys
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from fleet.errors import UserError
+from fleet.errors import SpecError, UserError
+from fleet.spec import entries, parse
 from fleet.spec import model as kinds
 from fleet.spec.layers import count_parameters
 from tests.refusals import refused
@@ -167,6 +168,17 @@ def test_load_function_reports_errors_in_one_line(path, message, tmp_path, monke
     with pytest.raises(UserError, match=message) as caught:
         kinds.load_function(path)
     assert "\n" not in str(caught.value)
+
+
+def test_misspelled_family_is_named_without_keras(monkeypatch):
+    for module in (kinds, entries):
+        monkeypatch.setattr(module, "application_names", lambda *package: ())
+    content = {"models": [{"family": "softmaxx"}], "resources": {"engine": "numpy"}}
+    with pytest.raises(SpecError, match=r"'softmaxx' is not a family \(did you mean softmax"):
+        _ = parse(content).networks
+    content["models"][0]["family"] = "cnn"
+    with pytest.raises(SpecError, match="the numpy engine cannot train cnn"):
+        _ = parse(content).networks
 
 
 def test_families_and_application_names_load_no_keras():
