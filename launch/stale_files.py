@@ -1,11 +1,12 @@
 """Delete files that dead processes left on this node, and give each rank a temporary folder.
 
 Open MPI's launchers and daemons make folders named after their process, and remove them unless they
-are killed. Its ranks share memory in files that they unlink as they finalize MPI. TensorFlow writes
+are killed. Its ranks, and those of MPICH, share memory in files that they unlink as they finalize
+MPI. TensorFlow writes
 generated functions into files and removes them when Python exits normally. So each rank has its own
 folder for temporary files, and the next launch on a node, or the job whose launch has ended,
-deletes the files of dead processes. Names tell the node and the process; files of other users are
-left alone.
+deletes the files of dead processes. Names tell the node and the process, but for the shared memory
+of MPICH, which is deleted if no process maps it; files of other users are left alone.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ def _folders(temporary: Path, host: str) -> Iterator[Path]:
 
 def _segments(shared: Path, host: str) -> Iterator[Path]:
     """Yield files of shared memory that no process maps any more."""
-    beginnings = (f"sm_segment.{host}.{os.getuid()}.", f"fleet-{os.getuid()}-")
+    user = os.getuid()
+    beginnings = (f"sm_segment.{host}.{user}.", f"fleet-{user}-", "mpich_shm_")
     named = [
         Path(entry.path) for entry in _own_entries(shared) if entry.name.startswith(beginnings)
     ]

@@ -68,8 +68,11 @@ def test_remove_leftovers_keeps_files_of_other_nodes_and_users(tmp_path):
     assert swept(tmp_path) == []
 
 
-def test_remove_leftovers_deletes_unmapped_memory(tmp_path):
-    names = [f"sm_segment.{HOST}.{os.getuid()}.1a2b0001.{rank}" for rank in range(3)]
+@pytest.mark.parametrize(
+    "name", [f"sm_segment.{HOST}.{os.getuid()}.1a2b0001.", "mpich_shm_1a2b0001_"]
+)
+def test_remove_leftovers_deletes_unmapped_memory(tmp_path, name):
+    names = [f"{name}{rank}" for rank in range(3)]
     leftover(*(tmp_path / name for name in names))
     with open(tmp_path / names[0], "r+b") as file, mmap.mmap(file.fileno(), 16):
         os.utime(tmp_path / names[1])  # new: a process may be about to map it
