@@ -44,7 +44,7 @@ from fleet.storage.network_leases import find_held_lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from fleet.storage.run_spec import load_run_spec
-from launch.mpirun_messages import wait
+from launch.mpirun_messages import request_stop, wait
 
 PATIENCE_S = 60.0  # for the answer to a command, and for the start of a launch
 _POLL_S = 0.2
@@ -521,8 +521,10 @@ class Running:
         it has begun. After that it is killed; it has nothing to save.
         """
         self._is_interrupted = True
-        # On SIGTERM, mpirun kills its ranks before they can save; SIGUSR2 is forwarded to them.
-        self._process.send_signal(signal.SIGUSR2 if self._has_begun(PATIENCE_S) else signal.SIGTERM)
+        if self._has_begun(PATIENCE_S):
+            request_stop(self._process)
+        else:
+            self._process.send_signal(signal.SIGTERM)
 
     def _stop(self) -> None:
         """Handle Ctrl-C; a second one raises."""

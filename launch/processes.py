@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -108,20 +109,37 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
 
 def session_members(session: int) -> list[int]:
     """Return the living processes of a session."""
-    members = []
-    for entry in os.scandir("/proc"):
-        with suppress(OSError, ValueError, IndexError):
-            _, fields = _fields(Path("/proc"), int(entry.name))
-            if int(fields[3]) == session and fields[0] not in "ZX":
-                members.append(int(entry.name))
-    return members
+    return [process.pid for process in _scan() if process.session == session]
 
 
-def kill_session(session: int, patience_s: float = 5.0) -> None:
-    """Kill all processes of a session, and wait until they have ended."""
+def launch_members(launcher: int) -> dict[int, str]:
+    """Return the living processes of a launch, and when each started; see :func:`started`.
+
+    They are one session. But MPICH's mpirun gives each rank its own, so all processes below the
+    launcher are members, too.
+
+    Args:
+        launcher: the process that started the launch; it leads the session.
+    """
+    pids = {*session_members(launcher), *_descendants(launcher)}
+    return {pid: began for pid in pids if (began := started(pid)) is not None}
+
+
+def kill_launch(launcher: int, members: Mapping[int, str], patience_s: float = 5.0) -> None:
+    """Kill all processes of a launch, and wait until they have ended.
+
+    Args:
+        launcher: its launcher, which has ended.
+        members: its processes before that.
+        patience_s: how long to wait, in seconds.
+    """
     until = time.monotonic() + patience_s
-    while (members := session_members(session)) and time.monotonic() < until:
-        for pid in members:
+    while time.monotonic() < until:
+        living = {pid for pid, began in members.items() if started(pid) == began}
+        living.update(session_members(launcher))
+        if not living:
+            return
+        for pid in living:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
@@ -154,19 +172,40 @@ def end_children(patience_s: float = 1.0) -> None:
 
 def _remaining_children(owner: int) -> list[int]:
     """Return the descendants of a process, and under Open MPI's mpirun its process group."""
+    members = _descendants(owner)
+    if "PRTE_LAUNCHED" in os.environ:
+        members += [process.pid for process in _scan() if process.group == owner]
+    return [pid for pid in dict.fromkeys(members) if pid != owner]
+
+
+def _descendants(owner: int) -> list[int]:
+    """Return the living processes below a process, parents before their children."""
     children: dict[int, list[int]] = {}
-    in_group = []
+    for process in _scan():
+        children.setdefault(process.parent, []).append(process.pid)
+    members = list(children.get(owner, []))
+    for pid in members:
+        members += children.get(pid, [])
+    return members
+
+
+class _Relations(NamedTuple):
+    """A process, and the numbers of its parent, process group and session."""
+
+    pid: int
+    parent: int
+    group: int
+    session: int
+
+
+def _scan() -> Iterator[_Relations]:
+    """Yield all living processes."""
     for entry in os.scandir("/proc"):
         with suppress(OSError, ValueError, IndexError):
             pid = int(entry.name)
             _, fields = _fields(Path("/proc"), pid)
-            children.setdefault(int(fields[1]), []).append(pid)
-            if "PRTE_LAUNCHED" in os.environ and int(fields[2]) == owner != pid:
-                in_group.append(pid)
-    below = [owner]
-    for pid in below:
-        below += children.get(pid, [])
-    return [pid for pid in dict.fromkeys([*below, *in_group]) if pid != owner]
+            if fields[0] not in "ZX":
+                yield _Relations(pid, *map(int, fields[1:4]))
 
 
 def _output(pid: int, number: int) -> str:

@@ -133,9 +133,13 @@ from launch.mpirun_messages import run_quietly
 sys.exit(run_quietly([sys.executable, "-u", "-c", *sys.argv[1:]], (75,)))
 """
 SAVING = """
-import signal, sys, time
+import os, signal, sys, time
+calls = []
 def save(number, frame):
-    print("saved", flush=True)
+    calls.append(number)
+    if len(calls) > 1:  # Linux sends it again if another thread of the caller ends later
+        return
+    os.write(1, b"saved\\n")  # print would fail inside of the other print
     time.sleep(float(sys.argv[1]))
     sys.exit(75)
 signal.signal(signal.SIGUSR2, save)
@@ -171,6 +175,39 @@ def test_wait_passes_ctrl_c_on_as_a_signal_to_save(caller):
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(20) == 75
     assert process.stdout.readline() == b"saved\n"
+
+
+HYDRA = """#!{python}
+import os, signal, subprocess, sys
+if sys.argv[1] == "--version":
+    sys.exit(print("HYDRA build details:"))
+rank = subprocess.Popen([sys.executable, *sys.argv[1:]], start_new_session=True)
+signal.signal(signal.SIGTERM, lambda number, frame: rank.send_signal(number))
+sys.exit(rank.wait())
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_ranks_of_mpich_save_upon_ctrl_c_and_if_the_caller_dies(tmp_path, how):
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(HYDRA.format(python=sys.executable))
+    mpirun.chmod(0o700)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            CALLER.replace("[sys.executable", f"[{str(mpirun)!r}"),
+            SAVING.replace("SIGUSR2", "SIGTERM"),
+            "0",
+        ],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout.readline() == b"begun\n"
+    os.killpg(process.pid, how)
+    with process.stdout:
+        assert process.stdout.readline() == b"saved\n"
+    assert process.wait(20) == (75 if how == signal.SIGINT else -signal.SIGKILL)
 
 
 def test_wait_kills_the_launch_at_a_second_interrupt(caller):

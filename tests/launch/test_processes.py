@@ -5,7 +5,14 @@ import subprocess
 
 import pytest
 
-from launch.processes import command_began_s, command_of, kill_session, session_members
+from launch.processes import (
+    command_began_s,
+    command_of,
+    kill_launch,
+    launch_members,
+    session_members,
+    started,
+)
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -76,7 +83,7 @@ def test_command_began_s_of_this_process():
     assert 0 < began <= process
 
 
-def test_kill_session_ends_all_processes_of_a_session():
+def test_kill_launch_ends_all_processes_of_a_session():
     process = subprocess.Popen(
         ["sh", "-c", "trap '' TERM; sleep 60 & echo ready; sleep 60"],
         stdout=subprocess.PIPE,
@@ -84,6 +91,32 @@ def test_kill_session_ends_all_processes_of_a_session():
     )
     assert process.stdout.readline() == b"ready\n"
     assert process.pid in session_members(process.pid)
-    kill_session(process.pid)
+    kill_launch(process.pid, {})
     assert session_members(process.pid) == []
     process.communicate()
+
+
+def test_kill_launch_ends_ranks_with_sessions_of_their_own():
+    process = subprocess.Popen(
+        ["sh", "-c", "setsid sh -c 'echo $$; exec sleep 60' & wait"],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    rank = int(process.stdout.readline())
+    members = launch_members(process.pid)
+    assert {process.pid, rank} <= {*members}
+    process.kill()
+    process.wait()
+    kill_launch(process.pid, members)
+    assert started(rank) is None
+    process.stdout.close()
+
+
+def test_kill_launch_spares_a_later_process_with_the_same_id():
+    launcher = subprocess.Popen(["true"], start_new_session=True)
+    launcher.wait()
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    kill_launch(launcher.pid, {process.pid: "an earlier start"}, patience_s=0.1)
+    assert process.poll() is None
+    process.kill()
+    process.wait()

@@ -2,9 +2,9 @@
 
     fleet job RUN --system slurm --jobs 20 --retries 2 -- mpirun ... python -m fleet.run SPEC
 
-It starts the launch, and forwards SIGTERM and SIGUSR2 as SIGUSR2, on which the launch saves
-everything and ends with status 75. If networks remain, it makes another job follow. It ends with
-the status of the launch.
+It starts the launch, and forwards SIGTERM and SIGUSR2 as the signal that the launcher passes on to
+the ranks: SIGUSR2, but SIGTERM with MPICH. Then the launch saves everything and ends with status
+75. If networks remain, it makes another job follow. It ends with the status of the launch.
 
 With --harvest it runs one launch, alongside those of other jobs, and keeps jobs in the queue while
 networks wait.

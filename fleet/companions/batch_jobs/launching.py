@@ -21,6 +21,7 @@ from fleet.storage.event_log import events_of, launch_status
 from fleet.storage.files import storage_errors
 from fleet.storage.paths import RunPaths
 from fleet.units import format_duration
+from launch.mpirun_kinds import stop_signal
 from launch.mpirun_messages import PATIENCE_S, start
 from launch.stale_files import remove_leftovers
 from launch.systems import System, is_preempted
@@ -32,7 +33,7 @@ ORDERLY_STATUSES = (
     ExitStatus.NETWORK_FAILED,
     ExitStatus.RESUMABLE,
 )
-# Batch systems send these. Launchers forward SIGUSR2 to ranks; on SIGTERM mpirun ends them at once.
+# Batch systems send these.
 _WARNINGS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 _ROOM_S = 900.0  # that a job waits for a full or missing disk, within its walltime
 _PROBE_BYTES = 2**20
@@ -97,6 +98,7 @@ class BatchJob:
         self._last_message = ""  # the last line of the launch on standard error
         self._partial_line = b""
         self.is_signalled = False
+        self._stop_signal: signal.Signals = signal.SIGUSR2
         self._is_interrupted = False  # by Ctrl-C; a second one ends the launch immediately
 
     def prepare(self) -> StorageError | None:
@@ -157,6 +159,7 @@ class BatchJob:
         self.warning = ""
         self._last_message = ""
         self._partial_line = b""
+        self._stop_signal = stop_signal(command[0])
         timer = threading.Timer(self._warn_after or 0, self._warn, ["the walltime is almost over"])
         try:
             self._process, printer = start(
@@ -174,7 +177,7 @@ class BatchJob:
             timer.start()
         try:
             if self.is_signalled:  # before the process had started
-                self._process.send_signal(signal.SIGUSR2)
+                self._process.send_signal(self._stop_signal)
             ended = self._wait(self._process, every_s, meanwhile)
             printer.join(PATIENCE_S)
             self._read_output(b"\n")
@@ -236,10 +239,10 @@ class BatchJob:
         self.is_signalled = True
         self._warn(
             f"received {signal.Signals(number).name}",
-            signal.SIGINT if is_second else signal.SIGUSR2,
+            signal.SIGINT if is_second else self._stop_signal,
         )
 
-    def _warn(self, warning: str, number: int = signal.SIGUSR2) -> None:
+    def _warn(self, warning: str, number: int | None = None) -> None:
         self.warning = warning
         if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(number)
+            self._process.send_signal(number or self._stop_signal)
