@@ -1,4 +1,4 @@
-# make env | env-torch | demo | test | test-other | test-track | test-torch | test-arm | test-wheel | test-browser | test-long | test-all | coverage | simulate | test-cluster | test-cluster-all | chaos | format | check | docs | bench | clean
+# make env | env-torch | demo | test | test-other | test-track | test-torch | test-mpich | test-arm | test-wheel | test-browser | test-long | test-all | coverage | simulate | test-cluster | test-cluster-all | chaos | format | check | docs | bench | clean
 # VENV=dir chooses another folder for the environment; PYTHON=3.12, or a path, chooses its Python.
 
 VENV ?= .venv
@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Number of parallel tests: launches wait more than they compute.
 WORKERS ?= 3
 
-.PHONY: env env-torch demo test test-other test-track test-torch test-arm test-wheel test-browser test-long test-all coverage simulate test-cluster test-cluster-all chaos format check docs bench clean
+.PHONY: env env-torch demo test test-other test-track test-torch test-mpich test-arm test-wheel test-browser test-long test-all coverage simulate test-cluster test-cluster-all chaos format check docs bench clean
 
 env:
 	@tools/env.sh
@@ -56,6 +56,15 @@ test-torch: export OMP_NUM_THREADS ?= 1
 test-torch:
 	HOROVOD= VENV=.venv-torch tools/env.sh torch
 	.venv-torch/bin/python -m pytest -n $(WORKERS) -rs -m torch $(PYTEST_ARGS)
+
+# The tests of ranks with MPICH in a separate environment, without TensorFlow; those of what only Open
+# MPI does when a rank dies are left out.
+test-mpich: export PATH := $(CURDIR)/.venv-mpich/bin:$(PATH)
+test-mpich: export FLEET_TEST_EXAMPLES ?= 0.05
+test-mpich: env
+	$(BIN)/python -m venv .venv-mpich
+	.venv-mpich/bin/python -m pip install -qq -e '.[fast,demo]' mpich mpi4py greenlet hypothesis pytest pytest-timeout pytest-xdist
+	.venv-mpich/bin/python -m pytest -n $(WORKERS) -rs -m "not (open_mpi or tensorflow or torch or long or cluster)" tests/mpi $(PYTEST_ARGS)
 
 # Whether each pinned package has a wheel for ARM (aarch64); pip only looks.
 test-arm: env

@@ -1,5 +1,6 @@
 """Paths, and the environment of launches, for tests in folders of any depth."""
 
+import os
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -15,6 +16,16 @@ ON_ONE_MACHINE = {
     "OMPI_MCA_btl": "^ofi",
     "OMPI_MCA_mtl": "^ofi",
 }
+
+
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")  # of Open MPI, of MPICH
+# For programs that tests write: which rank a process is, as text.
+RANK = " or ".join(f"os.environ.get('{name}')" for name in RANK_VARIABLES)
+
+
+def rank():
+    """Return the rank of this process, as text; that of a process without a launcher is 0."""
+    return next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0")
 
 
 def sources(folder):

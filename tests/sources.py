@@ -14,6 +14,7 @@ from fleet.errors import NetworkWarning
 from launch.errors import InputError
 from preprocess.base import RandomAccess, UnreadableSample
 from preprocess.source import View, assign_folds
+from tests.places import rank
 
 SIDE, CLASSES = 4, ("a", "b", "c")
 
@@ -98,7 +99,7 @@ def slow(path):
 
 class _SlowlyOnRank0(_Slowly):
     def __call__(self, index):
-        time.sleep(self.seconds * (20 if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0" else 1))
+        time.sleep(self.seconds * (20 if rank() == "0" else 1))
 
 
 def slow_on_rank_0(path):
@@ -155,7 +156,7 @@ def partly_bad(path):
 
 class _OnRank0Alone:
     def __call__(self, index):
-        if os.environ.get("OMPI_COMM_WORLD_RANK", "0") != "0":
+        if rank() != "0":
             raise PermissionError("Permission denied")
 
 
@@ -171,8 +172,7 @@ class _Noting:
         self.folder, self.part = folder, part
 
     def __call__(self, index):
-        rank = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
-        with open(Path(self.folder) / f"rank{rank}", "a", encoding="utf-8") as file:
+        with open(Path(self.folder) / f"rank{rank()}", "a", encoding="utf-8") as file:
             file.write(f"{self.part} {index}\n")
 
 

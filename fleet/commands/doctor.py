@@ -153,6 +153,7 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
                     file=sys.stderr,
                 )
         devices = checks.merge_devices([(fact.host, fact.devices) for fact in facts])
+        devices["mpi"] = describe_mpi(world.library_name())
         for device, text in devices.items():
             print(f"fleet doctor: {device}: {text}", file=sys.stderr)
         gpu_nodes = sorted(
@@ -253,6 +254,24 @@ def _facts(
         find_gpu_nodes(gpus, maker),
         _devices(gpus, maker) if is_first_of_node else {},
     )
+
+
+def describe_mpi(library: str) -> str:
+    """Say what a launch can do with an MPI, by its name.
+
+    >>> describe_mpi("MPICH Version:      5.0.2").partition(";")[0]
+    'MPICH Version: 5.0.2: the launch ends when a rank dies, and the same command resumes it'
+    """
+    name = " ".join(library.split())
+    if library.startswith("Open MPI"):
+        return f"{name}: with mpirun --with-ft ulfm, a launch survives trainers that die"
+    ends = "the launch ends when a rank dies, and the same command resumes it"
+    if library.startswith("MPICH"):
+        return (
+            f"{name}: {ends}; it cannot tell which network that rank trained; the signal to save "
+            "and end is SIGTERM, since mpirun does not pass on SIGUSR2"
+        )
+    return f"{name}: {ends}"
 
 
 def _devices(gpus: Sequence[str], maker: Maker | None) -> dict[str, str]:

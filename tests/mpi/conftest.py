@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -19,7 +18,8 @@ from fleet.storage.checkpoint import read_state
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
-from tests.places import ON_ONE_MACHINE, ROOT
+from launch.processes import kill_launch, launch_members
+from tests.places import ON_ONE_MACHINE, RANK_VARIABLES, ROOT
 from tests.waiting import wait_until
 
 
@@ -88,7 +88,7 @@ class Launcher:
         plain = {
             key: value
             for key, value in os.environ.items()
-            if not key.startswith(("OMPI_", "PMIX_", "PRTE_"))
+            if not key.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "MPI_LOCAL"))
         }
         return {
             **plain,
@@ -141,40 +141,30 @@ class Launcher:
 
 
 def send_all(process, number):
-    """Send a signal to the launcher and all ranks, which are one session."""
-    for pid in session_members(process.pid):
+    """Send a signal to the launcher and all ranks."""
+    for pid in launch_members(process.pid):
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def kill(process):
-    send_all(process, signal.SIGKILL)
+    """Kill a launch, and wait until the launcher and all ranks have ended."""
+    members = launch_members(process.pid)
+    process.kill()
+    kill_launch(process.pid, members, patience_s=10)
     await_end(process)
 
 
 def await_end(process):
     """Wait until the launcher and all ranks have ended; killed processes take a moment."""
-    wait_until(lambda: not session_members(process.pid), seconds=10)
+    wait_until(lambda: not launch_members(process.pid), seconds=10)
 
 
-def session_members(session):
-    """Return the ids of the processes of a session."""
-    members = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
-        except (OSError, IndexError):
-            continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            members.append(int(folder.name))
-    return members
-
-
-def rank_process(session, rank):
+def rank_process(launcher, rank):
     """Return the process id of a rank."""
-    for pid in session_members(session):
+    for pid in launch_members(launcher):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        if f"OMPI_COMM_WORLD_RANK={rank}".encode() in variables:
+        if {f"{name}={rank}".encode() for name in RANK_VARIABLES} & {*variables}:
             return pid
     raise LookupError(f"no process is rank {rank}")
 

@@ -13,6 +13,7 @@ import sys
 import time
 
 from fleet.run import main
+from tests.places import rank
 
 
 def _die(target, calls):
@@ -27,9 +28,7 @@ def _die(target, calls):
     def counted(*args, **kwargs):
         remaining[0] -= 1
         if not remaining[0]:
-            print(
-                f"rank {os.environ['OMPI_COMM_WORLD_RANK']} dies at {time.time():.6f}", flush=True
-            )
+            print(f"rank {rank()} dies at {time.time():.6f}", flush=True)
             if seconds := os.environ.get("FLEET_TEST_STOPS"):
                 subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
             os.kill(os.getpid(), signal.SIGSTOP if seconds else signal.SIGKILL)
@@ -39,7 +38,7 @@ def _die(target, calls):
 
 
 deaths = json.loads(os.environ["FLEET_TEST_DEATHS"])
-if (rank := os.environ["OMPI_COMM_WORLD_RANK"]) in deaths:
-    target, calls = deaths[rank]
+if (own_rank := rank()) in deaths:
+    target, calls = deaths[own_rank]
     _die(target, calls)
 sys.exit(main())

@@ -1,14 +1,14 @@
 """Functions of models that exit, hang or block Python: a row of the results, and no rank waits."""
 
-import signal
-
 import pytest
 
 from fleet.domain.events import EpochEnded, GroupStarted
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
+from launch.mpirun_kinds import stop_signal
+from launch.processes import launch_members
 from tests.examples import long_but_first
-from tests.mpi.conftest import session_members, spec
+from tests.mpi.conftest import spec
 from tests.waiting import wait_until
 
 GOOD = {"family": "softmax", "name": "good"}
@@ -110,8 +110,9 @@ def test_signal_is_handled_while_a_function_hangs(launch, tmp_path, ranks, funct
     )
     process = launch.start(ranks, spec(tmp_path, [bad(function)], schedule={"rates": str(rates)}))
     wait_until(lambda: events_of(RunPaths(tmp_path / "run").events, GroupStarted), process)
-    process.send_signal(signal.SIGUSR2)
+    number = stop_signal(process.args[0])
+    process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 75, output
-    assert "received SIGUSR2" in output
-    assert not session_members(process.pid)
+    assert f"received {number.name}" in output
+    assert not launch_members(process.pid)

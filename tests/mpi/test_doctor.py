@@ -10,6 +10,7 @@ import pytest
 from fleet.api import mpirun
 from tests.launch.test_numa import machine
 from tests.mpi.conftest import ROOT, Launcher, spec
+from tests.places import RANK
 
 CORES = len(os.sched_getaffinity(0))
 MODELS = [{"family": "softmax"}]
@@ -84,10 +85,7 @@ def test_doctor_times_custom_engine_that_imports_mpi(doctor):
 
 
 def test_module_missing_on_one_rank_ends_all_ranks(doctor):
-    lacks = (
-        'import os\nif os.environ["OMPI_COMM_WORLD_RANK"] == "1":\n    raise ImportError("it '
-        'is elsewhere")\n'
-    )
+    lacks = f"import os\nif ({RANK}) == '1':\n    raise ImportError('it is elsewhere')\n"
     (doctor.folder / "speaking.py").write_text(lacks + ENGINE)
     content = spec(doctor.folder, MODELS, resources={"engine": "speaking:ENGINE"})
     status, _, output = doctor(content, mpirun(2), more=("--startup",))
@@ -129,9 +127,7 @@ def test_doctor_finds_rank_bound_to_one_core(doctor):
 def test_doctor_finds_launcher_unknown_to_mpi(doctor):
     status, lines, _ = doctor(PMI_SIZE="8", PMI_RANK="0")
     assert status == 1
-    assert lines[0].startswith(
-        "mpiexec of MPICH started 8 ranks, but MPI sees 1: mpi4py uses Open MPI"
-    )
+    assert lines[0].startswith("mpiexec of MPICH started 8 ranks, but MPI sees 1: mpi4py uses ")
 
 
 def test_doctor_runs_once_per_node_if_all_are_rank_0(doctor):

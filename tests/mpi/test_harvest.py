@@ -15,7 +15,8 @@ from fleet.monitor.report import read_report
 from fleet.storage.event_log import events_of, read_run
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
-from tests.mpi.conftest import kill, rank_process, send_all, session_members, spec
+from launch.processes import launch_members
+from tests.mpi.conftest import kill, rank_process, send_all, spec
 from tests.places import ROOT
 from tests.waiting import wait_until
 
@@ -225,7 +226,7 @@ def test_harvest_table_follows_all_launches(launch, tmp_path):
 
 def _trains(harvest, process):
     """Return True if a launch has finished an epoch; its log is named after its process."""
-    processes = [f"-{pid}" for pid in session_members(process.pid)]
+    processes = [f"-{pid}" for pid in launch_members(process.pid)]
     return any(
         log.stem.endswith(tuple(processes)) and events_of(log, EpochEnded)
         for log in harvest.paths.event_logs()

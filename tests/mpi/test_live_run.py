@@ -31,7 +31,8 @@ from fleet.storage.event_log import events_of, read_run
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status
 from launch.errors import pluralize
-from tests.mpi.conftest import Launcher, kill, rank_process, session_members, spec
+from launch.processes import launch_members
+from tests.mpi.conftest import Launcher, kill, rank_process, spec
 from tests.places import ROOT
 from tests.waiting import wait_until
 
@@ -153,7 +154,9 @@ def test_watch_follows_a_running_launch(tmp_path, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("survive", [False, True], ids=["mpi", "ulfm"])
+@pytest.mark.parametrize(
+    "survive", [False, pytest.param(True, marks=pytest.mark.open_mpi)], ids=["mpi", "ulfm"]
+)
 def test_released_node_leaves_the_other_networks_training(tmp_path, capsys, survive):
     pytest.importorskip("fleet.companions.node_release")
     content = spec(
@@ -211,13 +214,13 @@ def test_released_node_leaves_the_other_networks_training(tmp_path, capsys, surv
 def ranks_of(process):
     """Return the living ranks of a launch."""
     matches = set()
-    for pid in session_members(process.pid):
+    for pid in launch_members(process.pid):
         with suppress(OSError):
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             matches |= {
                 int(single.partition(b"=")[2])
                 for single in variables
-                if single.startswith(b"OMPI_COMM_WORLD_RANK=")
+                if single.startswith((b"OMPI_COMM_WORLD_RANK=", b"PMI_RANK="))
             }
     return matches
 

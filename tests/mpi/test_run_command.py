@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from fleet import local_launch
+from fleet.domain.events import LaunchInterrupted
 from fleet.errors import ExitStatus, InfrastructureError
+from fleet.storage.event_log import events_of
 from fleet.storage.lease import newest_state
 from fleet.storage.results import read_results
 from tests.examples import long_but_first
@@ -66,7 +68,13 @@ def test_check_temporary_folder_says_that_it_is_full(tmp_path, monkeypatch):
 
 
 def test_run_reports_a_mistake_before_it_starts_ranks(launch, tmp_path):
-    spec = launch.write({"models": [{"family": "sofmax"}], "output": str(tmp_path / "run")})
+    spec = launch.write(
+        {
+            "models": [{"family": "sofmax"}],
+            "resources": {"engine": "numpy"},
+            "output": str(tmp_path / "run"),
+        }
+    )
     process = fleet("run", spec, "-n", 2)
     _, err = process.communicate(timeout=300)
     assert process.returncode == ExitStatus.BAD_INPUT
@@ -128,6 +136,15 @@ def test_run_saves_and_ends_upon_other_signals(endless, tmp_path, number):
     os.kill(process.pid, number)
     _, err = process.communicate(timeout=300)
     assert process.returncode == ExitStatus.RESUMABLE, err
+
+
+def test_ranks_save_and_end_if_fleet_run_is_killed(endless, tmp_path):
+    process = endless()
+    await_epochs(process, tmp_path)
+    process.kill()
+    process.communicate(timeout=60)  # the launch has closed its output
+    wait_until(lambda: not ranks_of(tmp_path / "spec.yaml"), seconds=60)
+    assert events_of(tmp_path / "run" / "events.jsonl", LaunchInterrupted)
 
 
 def test_second_ctrl_c_ends_run_at_once(endless, tmp_path):

@@ -10,6 +10,7 @@ from tests.examples import long_but_first
 from tests.mpi.conftest import ROOT, spec
 from tests.mpi.test_training import replayed
 
+# Ranks that outlive others need Open MPI's ULFM; MPICH's mpirun ends a launch when a rank dies.
 DYING = (str(ROOT / "tests/mpi/killed_ranks.py"),)
 EPOCHS = 6
 STEP = "runtime.training.network:Training.begin"
@@ -75,6 +76,7 @@ def check(launch, run, content, names=("pair",)):
         assert replayed(launch, content, run, name) < 1e-9
 
 
+@pytest.mark.open_mpi
 @pytest.mark.parametrize(
     "deaths",
     long_but_first(
@@ -99,6 +101,7 @@ def test_survival_only_the_failed_network_falls_back(launch, tmp_path, deaths):
     check(launch, run, content)
 
 
+@pytest.mark.open_mpi
 def test_mistake_ends_a_launch_that_outlives_its_ranks(launch, tmp_path):
     content = spec(tmp_path, [{"family": "softmx"}])
     run = launch(3, content, survive=True, timeout=60)
@@ -106,6 +109,7 @@ def test_mistake_ends_a_launch_that_outlives_its_ranks(launch, tmp_path):
     assert run.output.count("did you mean softmax?") == 1
 
 
+@pytest.mark.open_mpi
 @pytest.mark.long
 def test_survival_of_a_preprocessors_death(launch, tmp_path):
     death = ("stream.filler:WindowFiller._produce", 30)
@@ -118,6 +122,7 @@ def test_survival_of_a_preprocessors_death(launch, tmp_path):
     check(launch, run, content)
 
 
+@pytest.mark.open_mpi
 @pytest.mark.long
 def test_survival_does_not_consider_a_stopped_rank_dead(launch, tmp_path):
     run, content = run_dying(
@@ -128,6 +133,7 @@ def test_survival_does_not_consider_a_stopped_rank_dead(launch, tmp_path):
     check(launch, run, content)
 
 
+@pytest.mark.open_mpi
 @pytest.mark.long
 def test_survival_without_ulfm_all_end_and_job_resumes(launch, tmp_path):
     run, content = run_dying(launch, tmp_path, {"2": (STEP, 30)}, survive=False)
@@ -138,6 +144,7 @@ def test_survival_without_ulfm_all_end_and_job_resumes(launch, tmp_path):
     check(launch, again, content)
 
 
+@pytest.mark.open_mpi
 @pytest.mark.tensorflow
 @pytest.mark.long
 @pytest.mark.parametrize("exchange", ["horovod", "mpi"])

@@ -1,4 +1,4 @@
-"""Ranks of MPI keep the promises of the protocols, and survive a dead rank under ULFM."""
+"""Ranks of MPI keep the promises of the protocols; with ULFM they survive a dead rank."""
 
 import subprocess
 
@@ -25,7 +25,11 @@ def run(launch, ranks, program, survive, *arguments):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "survive"), long_but_first((3, True), (3, False), (1, False), (2, False), (5, False))
+    ("ranks", "survive"),
+    [
+        pytest.param(3, True, marks=pytest.mark.open_mpi),  # ULFM
+        *long_but_first((3, False), (1, False), (2, False), (5, False)),
+    ],
 )
 def test_world_of_mpi_passes_all_checks(launch, ranks, survive):
     kind = "ULFMWorld" if survive else "MPIWorld"
@@ -34,10 +38,12 @@ def test_world_of_mpi_passes_all_checks(launch, ranks, survive):
     )
 
 
+@pytest.mark.open_mpi
 def test_world_death_fails_group_on_all_other_ranks(launch):
     assert "the other ranks continued" in run(launch, 4, "rank_death.py", survive=True)
 
 
+@pytest.mark.open_mpi
 @pytest.mark.long_but_first
 @pytest.mark.parametrize("how", ["by-mpi", "by-memory"])
 @pytest.mark.parametrize(("ranks", "after_s"), long_but_first((3, "0.3"), (2, "0.1"), (4, "0.05")))
