@@ -132,6 +132,8 @@ class Case:
         offsets: offsets of the clocks of nodes, in seconds.
         side_by_side: number of launches that share the run (``--share-run``).
         cores: cores of a node; 0 for one if networks share a device, and else for many.
+        watts: power that each trainer takes, by a counter of its own; 0 for no counters.
+        gpus: name of the GPUs that a driver lists on each node; empty for no driver.
     """
 
     seed: int
@@ -150,6 +152,8 @@ class Case:
     offsets: tuple[float, ...] = ()
     side_by_side: int = 1
     cores: int = 0
+    watts: float = 0.0
+    gpus: str = ""
 
     @property
     def ranks(self) -> int:

@@ -30,7 +30,7 @@ WRITEBACK_S = 30.0  # after this time the kernel has written contents to the dis
 COMMIT_S = 5.0  # after this time a change of a folder is on the disk without a sync
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _TAKE_SPACE = {"write", "open", "mkdir", "link", "fsync"}
-_LOCAL = ("/dev/shm", "/tmp")
+_LOCAL = ("/dev/shm", "/tmp", "/proc/driver")
 
 _real: dict[str, Any] = {
     name: getattr(os, name)
@@ -71,6 +71,7 @@ class Faults:
         until_s: errors end at this time.
         fills: (from, to) times at which the disk is full.
         quotas: (from, to, bytes): how many bytes more a run may take in this time.
+        refused: a call that always fails; empty for none.
     """
 
     errors: dict[int, float] = field(default_factory=dict)
@@ -81,6 +82,7 @@ class Faults:
     until_s: float = 0.0
     fills: Sequence[tuple[float, float]] = ()
     quotas: Sequence[tuple[float, float, int]] = ()
+    refused: str = ""
 
 
 @dataclass(eq=False)
@@ -206,6 +208,9 @@ class Disk:
         if changes and call in _TAKE_SPACE and self._exceeds_quota(size):
             kernel.counts["EDQUOT by quota"] += 1
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), path)
+        if call == faults.refused:
+            kernel.counts["refused call"] += 1
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
         if kernel.now >= faults.until_s:
             return
         for number, probability in (faults.errors if changes else faults.reads).items():

@@ -6,6 +6,7 @@
 - Communicators of groups are freed.
 - Under a quota, a network's own previous checkpoint is deleted before those of others.
 - A network that has finished, or failed for good, gets no devices again.
+- A launch trains nothing if the one before said that all is done.
 - A node is released once its trainers are idle.
 - The supply in the log is that of the preprocessors which produce.
 """
@@ -19,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fleet.errors import ExitStatus
 from fleet.storage import results
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status
@@ -29,6 +31,16 @@ from tests.simulate.cluster import Launch
 # Reads of a stored sample in a launch and on a node: its shape, examples, and the store. Each fold
 # reads its shape and examples.
 _MOST_READS = 5
+# Kinds of faults after which there is more to do.
+_UNDOING = {
+    "damage",
+    "lose best",
+    "commands",
+    "give verdict",
+    "crash storage",
+    "crash storage in write",
+    "bad searchers",
+}
 _TABLE_S = 1.4  # between two tables of a launch that shares its run
 VALIDATION = "sample of 20, seed 2,"  # how Numbered names those for validation
 
@@ -59,6 +71,7 @@ class EconomyOracle:
         # networks that fell back, and have no group since -> whether they remain finished
         self._fallen_back: dict[str, bool] = {}
         self._trainers: set[k.Process] = set()
+        self._is_done = False  # whether a launch has said so
         data = case.content["data"]
         self._is_prompt = set(case.kinds) <= {"signal", "kill all", "kill rank"}
         self._folds = data.get("folds", 1)
@@ -173,6 +186,8 @@ class EconomyOracle:
             if (process, record["network"]) not in self._grouped:  # else its group reports it
                 self._fallen_back[record["network"]] = bool(record.get("finished"))
         elif event == "group":
+            if self._is_done:
+                self._object_to(f"{record['network']} gets devices after a launch that did all")
             self._grouped.add((process, record["network"]))
             self._fallen_back.pop(record["network"], None)
         if event == "group" and record["network"] in self._over:
@@ -224,10 +239,11 @@ class EconomyOracle:
         """Allow that networks are trained again."""
         self._over.clear()
 
-    def ended(self, rows: Iterable[NetworkResult]) -> None:
+    def ended(self, rows: Iterable[NetworkResult], status: int | None) -> None:
         """A launch has ended in order, which leaves these results."""
         if self._case.side_by_side > 1:
             return
+        self._is_done = status == ExitStatus.OK and not _UNDOING & set(self._case.kinds)
         if self._restarted:
             self._object_to(f"no event tells that {self._restarted} start over")
         for row in rows:

@@ -41,6 +41,7 @@ FILES: Content = {
     ),
     "mine/layers.py": "from tests.sources import zeros as weights  # noqa: F401\n",
     "simulated_helper.py": "SCALE = 1\n",
+    "start.txt": "0.01 -0.02 0.03\n" * 17,  # weights of three classes, and of no color
     "rates_of_batches.json": {
         "samples_per_epoch": 40,
         "gpus_per_node": 2,
@@ -155,7 +156,7 @@ def has_plain_data(content: Content) -> bool:
     data = content["data"]
     return (
         data["source"] in _NUMBERED
-        and content["resources"]["engine"] == "numpy"
+        and content["resources"]["engine"] != "emulated"
         and data["transforms"][-1] == {"scale": {"mean": 0.5, "std": 0.5}}
         and not {"folds", "test", "augment_on"} & data.keys()
         and not any("data" in model for model in content["models"])

@@ -97,6 +97,7 @@ class Process:
         parent: the process that started it; None for one that a user started.
         environ: its environment.
         status: its exit status; None while it lives, a negative number after a signal.
+        ended_s: when it ended.
         descriptors: files that it has opened, which the kernel closes when it ends.
         frozen_until: it takes no step before this time.
         slowness: factor on everything that takes time.
@@ -113,6 +114,7 @@ class Process:
     began_s: float
     parent: Process | None = None
     status: int | None = None
+    ended_s: float = 0.0
     tasks: list[Task] = field(default_factory=list)
     descriptors: set[int] = field(default_factory=set)
     frozen_until: float = 0.0
@@ -193,6 +195,7 @@ class Kernel:
         steps: turns so far.
         stretch: longest factor on the pauses between two polls.
         cores: number of cores of a node.
+        watts: power of each trainer, if a counter measures it.
         phase_watches: are called whenever a group enters a phase, until they return True.
         history: what has happened: (time, process, text).
         unhandled: errors that threads have raised and not caught.
@@ -207,6 +210,7 @@ class Kernel:
         self._threads = 0
         self.stretch = 1.0
         self.cores = 64
+        self.watts = 0.0
         self.phase_watches: list[Callable[[Process, Any], bool]] = []
         self.history: deque[tuple[float, str, str]] = deque(maxlen=_RECENT)
         self.processes: list[Process] = []
@@ -277,6 +281,7 @@ class Kernel:
         if not process.is_alive:
             return
         process.status = status
+        process.ended_s = self.now
         self.note(process.label, f"ends: {status}")
         for function in process.on_end:
             function()

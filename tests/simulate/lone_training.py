@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ from fleet.comm.single_rank import SingleRankGroup
 from fleet.domain.network import EpochRecord
 from fleet.engines.base import StepTotals
 from fleet.engines.emulated import WEIGHTS
-from fleet.engines.softmax import NumpyEngine
 from fleet.spec import NetworkSpec, Stopping
 from fleet.storage.checkpoint import read_state
 from fleet.stream.order import Epoch, parse_path
+from tests.simulate.engines import OwnEngine
 
 
 @dataclass
@@ -50,8 +51,11 @@ def train_alone(prepared: Any, name: str, history: Sequence[EpochRecord]) -> Lon
     trainable: Any = (
         _Emulated()
         if prepared.spec.resources.engine == "emulated"
-        else NumpyEngine(prepared.sample).build(network, SingleRankGroup())
+        else OwnEngine(prepared.sample).build(network, SingleRankGroup())
     )
+    start = network.train.initial_weights
+    if start is not None:
+        trainable.load_pretrained(Path(start.file), start.skip)
     inputs = prepared.inputs.by_pipeline
     part = inputs.get(network.pipeline, inputs.get(""))
     if not part.matches_stream:  # all transforms at once

@@ -270,10 +270,24 @@ class Intracomm:
         for envelope in box:
             if source in (ANY_SOURCE, envelope.source):
                 firsts.setdefault(envelope.source, envelope)
-        arrived = [envelope for envelope in firsts.values() if envelope.visible_s <= now]
+        arrived = [
+            envelope
+            for envelope in firsts.values()
+            if envelope.visible_s <= now and not self._is_lost(envelope)
+        ]
         if not arrived:
             return None
         return arrived[self._job.kernel.random.randrange(len(arrived))]
+
+    def _is_lost(self, envelope: _Envelope) -> bool:
+        """Return True if a message was on its way when its sender was killed, and got lost.
+
+        Half of the senders take with them whatever has not arrived.
+        """
+        sender = self._shared.members[envelope.source]
+        if not self._job.is_fault_tolerant or sender.status != -9:
+            return False
+        return envelope.visible_s > sender.ended_s and bool(int(sender.ended_s * 1e6) % 2)
 
     def _take(self, envelope: _Envelope) -> None:
         self._shared.boxes[self.rank][envelope.tag].remove(envelope)

@@ -381,7 +381,7 @@ def _note(job: int) -> Path:
     return SHARED_MEMORY / f"fleet-mutant-{job:03d}.json"
 
 
-def _measure(seeds: range, job: int) -> coverage.Coverage:
+def _measure(seeds: Iterable[int], job: int) -> coverage.Coverage:
     """Measure seeds in a fork, since probes remain in the functions."""
     file = SHARED_MEMORY / f"fleet-coverage-{job:03d}.json"
     pid = os.fork()
@@ -395,11 +395,11 @@ def _measure(seeds: range, job: int) -> coverage.Coverage:
     return measured
 
 
-def _seeds_before(files: Iterable[Path]) -> dict[str, int]:
+def _seeds_before(files: Iterable[Path]) -> dict[str, int | None]:
     """Return the names of mutants, and the seeds that detected them, by earlier outputs."""
     lines = [line for file in files for line in file.read_text().splitlines()]
     rows = [json.loads(line) for line in lines if line.startswith("{")]
-    return {row["mutant"]: row["seed"] for row in rows if row.get("seed") is not None}
+    return {row["mutant"]: row.get("seed") for row in rows}
 
 
 def main() -> int:
@@ -422,7 +422,7 @@ def main() -> int:
         type=Path,
         action="append",
         metavar="FILE",
-        help="an earlier output: the seed that detected a mutant then is tried first",
+        help="an earlier output: its mutants are tried, and first the seeds that detected them",
     )
     parser.add_argument("--tries", type=int, default=40, help="seeds for each mutant")
     parser.add_argument("--seconds", type=float, default=60.0, help="seconds for each mutant")
@@ -433,10 +433,12 @@ def main() -> int:
     install()
     rewriting.import_all()
 
+    before = _seeds_before(arguments.before or ())
     if arguments.coverage:
         measured = coverage.Coverage.read(arguments.coverage)
     else:
-        measured = _measure(seeds_of(arguments.seeds), arguments.job)
+        all_seeds = {*before.values(), *seeds_of(arguments.seeds)}
+        measured = _measure(sorted(all_seeds - {None}), arguments.job)
     from tests.simulate.run import simulate
 
     shortest = min(measured.seeds, key=lambda seed: seed.seconds).seed
@@ -444,10 +446,9 @@ def main() -> int:
         lambda: simulate(make_case(shortest), _root(arguments.job))
     )
     mutants = sorted(all_mutants(), key=lambda mutant: mutant.order(arguments.seed))
-    if arguments.only:
-        mutants = [mutant for mutant in mutants if mutant.name in arguments.only]
+    if only := arguments.only or before:
+        mutants = [mutant for mutant in mutants if mutant.name in only]
     mutants = mutants[arguments.first : arguments.count]
-    before = _seeds_before(arguments.before or ())
     numbers = {point: number for number, point in enumerate(measured.points)}
     statements = [coverage.Point(mutant.path, mutant.line) for mutant in mutants]
     seeds = [

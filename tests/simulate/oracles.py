@@ -12,6 +12,7 @@ import numpy as np
 
 from fleet.domain import events as ev
 from fleet.domain.network import EpochRecord
+from fleet.errors import ExitStatus
 from fleet.runtime.external.command_handler import NetworkEnded
 from fleet.runtime.startup.launch import Ranks
 from fleet.runtime.startup.prepare import prepare
@@ -23,13 +24,14 @@ from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status, read_results, without_means
 from fleet.stream.order import parse_path
 from tests.simulate import disk as d
+from tests.simulate import engines, mpi
 from tests.simulate import kernel as k
-from tests.simulate import mpi
 from tests.simulate.cache_oracle import CacheOracle
 from tests.simulate.cases import Case
 from tests.simulate.cluster import Cluster, Launch
 from tests.simulate.durability_oracle import ORDERLY, DurabilityOracle
 from tests.simulate.economy_oracle import EconomyOracle
+from tests.simulate.energy_oracle import EnergyOracle
 from tests.simulate.features import DEATH, FAILING, has_plain_data
 from tests.simulate.lease_oracle import LeaseOracle
 from tests.simulate.log_oracle import LogOracle
@@ -99,11 +101,13 @@ class Observer(Witness):
         self._tables = TableOracle(self.paths, is_plain, is_calm, object_to)
         self._times = TimeOracle(case, kernel, object_to)
         self._economy = EconomyOracle(case, self.paths, object_to)
+        self._energy = EnergyOracle(case.watts, object_to)
         self._caches = CacheOracle(case.content, case.ranks_per_node > kernel.cores, object_to)
         self._rates = RatesOracle(
             case.content,
             disk.shared / "cache" / "fleet" / "rates.json",
             self.paths.profile,
+            case.gpus,
             case.side_by_side == 1 and disk.faults == d.Faults(),
             object_to,
         )
@@ -125,9 +129,15 @@ class Observer(Witness):
     def steps(self, process: k.Process, trainable: Any, inputs: Any, size: int) -> None:
         self._training.step(process, trainable, inputs, size)
         self._resources.count(process)
+        self._energy.steps(process, self.kernel.now)
         if hasattr(trainable, "simulated"):
             part, _ = trainable.simulated
             self._times.steps(process, part.network, trainable._group.is_master)
+
+    def trained(
+        self, process: k.Process, name: str, began_s: float, ended_s: float, failed: bool
+    ) -> None:
+        self._energy.trained(process, name, began_s, ended_s, failed)
 
     def reaches(self, process: k.Process, training: Any, state: Any) -> None:
         self._training.reached(process, training, state)
@@ -152,6 +162,10 @@ class Observer(Witness):
 
     def reads_sample(self, process: k.Process, source: str, index: int) -> None:
         self._economy.reads_sample(process, source, index)
+
+    def takes_chunk(self, process: k.Process, sequence: int, missed: Iterable[int]) -> None:
+        if sequence in missed:
+            self.object_to(f"{process} reads chunk {sequence}, which it has counted as missed")
 
     def observed_rate(self, process: k.Process, name: str, gpus: int, observed: Any) -> None:
         self._rates.observed(process, name, gpus, observed)
@@ -194,6 +208,7 @@ class Observer(Witness):
         self._rates.logged(process, record)
         self._times.logged(process, record)
         self._economy.logged(process, record)
+        self._energy.logged(record)
         if record["event"] == ev.CommandReceived.word and record["do"] in ("stop", "pause"):
             self._stopped.update(record["networks"])
         if record["event"] in _GROUPS and len(record["devices"]) > 1:
@@ -284,7 +299,8 @@ class Observer(Witness):
             if len(new) == 1:
                 self._tables.check(rows)
                 self._tables.check_output(new[0], rows)
-                self._economy.ended(rows.values())
+                self._economy.ended(rows.values(), new[0].status)
+                self._energy.check(rows.values())
                 self._rates.check(new[0].ranks[0].label)
         for launched in new:
             self._check_output(launched)
@@ -406,6 +422,8 @@ class Observer(Witness):
         _raise_first("results: ", check_order(table, networks))
         _raise_first("", check_files(prepared, table))
         self._check_log({name: row.epochs for name, row in rows.items()})
+        if engines.takes_together(self.case.content) and not self.kernel.counts["stride"]:
+            raise Failure("short steps of a network with one rank were never taken together")
         self._durability.check_stopped(rows.values())
         self._tables.check(rows)
         self._tables.check_report(rows)
@@ -419,7 +437,7 @@ class Observer(Witness):
 
     def _may_fail(self, network: NetworkSpec, row: NetworkResult) -> bool:
         """Return True if a network may have failed for the reason in its row."""
-        if network.architecture.target in FAILING:
+        if network.architecture.target in FAILING or network.train.step == engines.FAILING_STEPS:
             return True
         if row.reason.startswith("ask(") and row.name.startswith("s-"):
             return "tests.simulate.searchers" in str(self.case.content["models"])
@@ -468,6 +486,11 @@ class Observer(Witness):
             if not same:
                 raise Failure(f"{name}: {key} differs from that of a training alone")
         return history, lone
+
+    def refuses_replay(self, launch: Launch, changed: Path) -> None:
+        """Check that a replay was refused because a file has changed."""
+        if launch.status != ExitStatus.BAD_INPUT:
+            raise Failure(f"{changed.name} was changed, but a replay returned {launch.status}")
 
     def replayed(self, launch: Launch, name: str) -> None:
         """Check that the replay of a network gave the same losses and accuracies."""

@@ -6,6 +6,7 @@
 - The log tells the rates of each plan, and the speedups of sharing, whenever they change.
 - A rates file that is far from what groups show is reported.
 - A searcher whose networks are bounded in their rate receives the rate of the file.
+- Cached rates name the GPUs that a driver lists, and the device that the spec asks for.
 - Once a launch has ended, the cache of rates and the profile have what it has learned; what was
   measured is not measured again.
 """
@@ -53,6 +54,7 @@ class RatesOracle:
         content: the spec.
         cache: the file of rates for later runs.
         profile: the file of rates of this run.
+        gpus: name of the GPUs that a driver lists.
         is_alone: whether launches follow one another, on a disk without faults.
         object_to: is called with what is wrong.
     """
@@ -62,12 +64,15 @@ class RatesOracle:
         content: Mapping[str, Any],
         cache: Path,
         profile: Path,
+        gpus: str,
         is_alone: bool,
         object_to: Callable[[str], None],
     ) -> None:
         self._content = content
         self._cache = cache
         self._profile = profile
+        device = content["resources"].get("device", "auto")
+        self._hardware = f"GPUs {gpus}".strip() + ("" if device == "auto" else f", {device}")
         self._is_alone = is_alone
         self._object_to = object_to
         self._launches: dict[str, _Learned] = {}
@@ -217,6 +222,9 @@ class RatesOracle:
             if not any(gpus == size and 0.5 < rate / off < 2 for size, off in learned.reported):
                 self._object_to(f"a rate of {rate} on {gpus} GPUs is far from the rates file")
         entries = [sizes for sizes in _read(self._cache).values() if isinstance(sizes, dict)]
+        for rate in (rate for sizes in entries for rate in sizes.values()):
+            if not rate["machine"].endswith(self._hardware):
+                self._object_to(f"a rate was measured on {self._hardware}; the cache has {rate}")
         if learned.newest is not None:
             gpus, rate = learned.newest
             cached = [sizes[str(gpus)]["rate"] for sizes in entries if str(gpus) in sizes]

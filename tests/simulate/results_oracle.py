@@ -61,6 +61,11 @@ def check_row(
     for value, alone in zip((row.test_loss, row.test_accuracy), lone.tests[epoch - 1], strict=True):
         if not _is_close(value, alone):
             yield f"the test data gave {value} in the results; alone: {alone}"
+    measured = ["", "val_"] if math.isnan(row.test_loss) else ["", "val_", "test_"]
+    metrics = {str(name) for name in network.train.metrics} - {"accuracy"}
+    missing = {f"{part}{name}" for part in measured for name in metrics} - row.metrics.keys()
+    if missing:
+        yield f"the results lack {missing}"
     extra = {name for name in row.metrics if name.removeprefix("test_") in SCORES}
     if extra:
         yield f"the results have {extra} twice"

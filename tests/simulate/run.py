@@ -37,6 +37,7 @@ _CALM_LAUNCHES = 12  # launches without faults until all must be done
 _WAITS_S = 200.0
 _EPOCH_S = 2.0
 _SAMPLE_S = 0.05
+_GPU = "proc/driver/nvidia/gpus/0000:01:00.0/information"
 _MOST_STEPS = 3_000_000  # of one launch
 _ENDED = (ExitStatus.OK, ExitStatus.NETWORK_FAILED)
 
@@ -93,6 +94,7 @@ def simulate(
     kernel = k.Kernel(case.seed)
     kernel.trace = trace
     kernel.stretch = case.stretch
+    kernel.watts = case.watts
     if case.cores:
         kernel.cores = case.cores
     elif "networks_per_gpu" in case.content.get("resources", {}):
@@ -169,12 +171,26 @@ class _Run:
             raise Failure(f"launches without faults took {calm_s:.0f} s, above {limit_s:.0f} s")
 
     def _replay(self, name: str) -> None:
-        """Train a network again by FLEET itself, and check that nothing differs."""
+        """Train a network again by FLEET itself, and check that nothing differs.
+
+        If it has started from the weights of a file, other weights must be refused before.
+        """
         options = ["--replay", str(self.folder), "--only", name]
+        models = {model["name"]: model for model in self.case.content["models"]}
+        if "start" in models.get(name, {"train": {}})["train"]:
+            weights = self.disk.shared / "start.txt"
+            before = weights.read_text()
+            weights.write_text(before.replace("0.01", "0.02"))
+            self.observer.refuses_replay(self._run_again(options), weights)
+            weights.write_text(before)
+        self._observe(partial(self.observer.replayed, self._run_again(options), name))
+
+    def _run_again(self, options: list[str]) -> Launch:
+        """Give the command with other options, and wait for its end."""
         launch = self._start(self.cluster.nodes[: self.case.nodes], options)
         until_s = self.kernel.now + _LONGEST_S
         self.kernel.run(lambda: self.cluster.is_idle, until_s, _MOST_STEPS)
-        self._observe(partial(self.observer.replayed, launch, name))
+        return launch
 
     def _observe(self, check: Callable[[], None]) -> None:
         """Run a check in a process of the cluster, on a disk without faults."""
@@ -245,6 +261,10 @@ class _Run:
 
     def _start(self, nodes: list[k.Node], options: list[str]) -> Launch:
         case = self.case
+        for node in nodes if case.gpus else ():
+            file = Path(f"{self.disk.root}/{node.name}-{node.boot}/{_GPU}")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"Model: \t\t {case.gpus}\nIRQ:   \t\t 16\n")
         argv = [str(self.spec), "--plain", *options]
         launch = self.cluster.launch(
             nodes,

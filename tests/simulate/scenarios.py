@@ -23,6 +23,7 @@ Scenario = Callable[[random.Random, "Case"], "Case"]
 
 _SHARE = 0.012  # of seeds that have a scenario
 MODELS = "tests.simulate.models"
+ENGINES = "tests.simulate.engines"
 _NOISES = ("brisk", "slow")
 MOST_SAMPLES_PER_S = 250  # of a network that a searcher may choose
 
@@ -331,6 +332,10 @@ def _tight_quota(draw: random.Random, case: Case) -> Case:
     networks = [_network(f"n{number}", (1, 1), 3, 4) for number in range(3)]
     content = _content(networks, draw.randint(8, 30), "adaptive")
     content["checkpoint"]["quota"] = draw.randint(33_000, 38_000)
+    if draw.random() < 0.5:  # it is tight while both of two networks train
+        content["models"].pop()
+        content["checkpoint"]["quota"] = draw.randint(24_500, 29_500)
+        content["data"]["path"] = str(draw.randint(60, 90))
     return _calm(case, 1, 3, content)
 
 
@@ -699,6 +704,125 @@ def _small_window(draw: random.Random, case: Case) -> Case:
     return _calm(case, 1, 3, content)
 
 
+def _dies_while_saving(draw: random.Random, case: Case) -> Case:
+    """With ULFM, the only rank of a group dies while it writes, before its report has arrived."""
+    networks = [_network("n0", (1, 1), 3, 4)]
+    networks.append(
+        {
+            "family": "softmax",
+            "name": "s",
+            "space": {"train.optimizer.learning_rate": {"low": 0.01, "high": 0.3}},
+            "search": {"sampler": "random", "max_trials": 3, "max_concurrent": 1},
+            "train": {"batch": {"size": 4}, "stopping": {"max_epochs": draw.choice((1, 2))}},
+        }
+    )
+    content = _content(networks, draw.randint(8, 20), draw.choice(("adaptive", "baseline")))
+    # The second one dies around the last call for the first checkpoint.
+    amounts = (draw.random(), 0.78 + 0.08 * draw.random())
+    events = tuple(
+        _event("die in write", 0, 0.0, rank, amount) for rank, amount in enumerate(amounts, 1)
+    )
+    return _calm(
+        case,
+        1,
+        4,
+        content,
+        kinds=("die in write",),
+        events=events,
+        launches=1,
+        fault_tolerant=True,
+        delay_s=1e-2,
+        late=0.5,
+    )
+
+
+def _stopped_network_dies(draw: random.Random, case: Case) -> Case:
+    """With ULFM, somebody stops a network, and a rank of its group dies meanwhile."""
+    ranks = draw.choice((1, 2))
+    networks = [_network(f"n{number}", (ranks, ranks), 6, 4) for number in range(2)]
+    content = _content(networks, draw.randint(40, 60), draw.choice(("adaptive", "baseline")))
+    events = (
+        _event("give verdict", 0, 0.4 + 0.4 * draw.random(), draw.randrange(1000), 0.0),
+        _event("die in phase", 0, 0.3, 6, draw.random()),
+    )
+    return _calm(
+        case,
+        1,
+        4,
+        content,
+        kinds=("give verdict", "die in phase"),
+        events=events,
+        launches=1,
+        fault_tolerant=True,
+    )
+
+
+def _own_engine(draw: random.Random, case: Case) -> Case:
+    """An engine of the user, some of whose networks have metrics, steps or weights of their own."""
+    networks = [_network(f"n{number}", (1, 1), 2, 2) for number in range(2)]
+    if draw.random() < 0.3:
+        networks[1]["gpus"] = [2, 2]
+    content = _content(networks, draw.randint(200, 300), draw.choice(("adaptive", "baseline")))
+    content["data"]["cache"] = draw.choice(("memory", "none"))
+    content["checkpoint"]["every"] = 0.2
+    content["resources"]["engine"] = f"{ENGINES}:{draw.choice(('PROMPT', 'LATE'))}"
+    if draw.random() < 0.5:
+        content["models"][0]["train"]["start"] = {"file": f"{features.SHARED}/start.txt"}
+    if draw.random() < 0.5:
+        content["train"]["step"] = f"{ENGINES}:rows_match"
+    else:
+        content["train"]["metrics"] = ["mean_absolute_error"]
+        content["data"]["test"] = 0.2
+    return _calm(case, 1, 3, content)
+
+
+def _counted_energy(draw: random.Random, case: Case) -> Case:
+    """Counters measure the energy of trainers, some of which are killed within a long epoch."""
+    networks = [_network("n0", (1, 1), 2, 2)]
+    content = _content(networks, draw.randint(130, 150), draw.choice(("adaptive", "baseline")))
+    content["resources"]["engine"] = f"{ENGINES}:PROMPT"
+    content["train"]["step"] = f"{ENGINES}:{draw.choice(('slow', 'unlucky'))}"
+    content["checkpoint"]["every"] = 3.0
+    events = (_event("kill all", 0, 72.0 + 6 * draw.random()),) * draw.randrange(2)
+    return _calm(
+        case,
+        1,
+        draw.choice((2, 3)),
+        content,
+        kinds=("kill all",) * len(events),
+        events=events,
+        launches=len(events),
+        watts=1000.0,
+    )
+
+
+def _refused_folder(draw: random.Random, case: Case) -> Case:
+    """A launch takes a run over from a dead one, and the disk does not let it delete folders."""
+    from tests.simulate.disk import Faults
+
+    networks = [_network(f"n{number}", (1, 1), 3, 2) for number in range(2)]
+    content = _content(networks, draw.randint(60, 90), draw.choice(("adaptive", "baseline")))
+    events = (_event("kill all", 0, 0.4 + 0.4 * draw.random()),)
+    return _calm(
+        case,
+        1,
+        draw.choice((2, 3)),
+        content,
+        kinds=("kill all", "disk errors"),
+        events=events,
+        launches=2,
+        disk=Faults(refused="rmdir"),
+    )
+
+
+def _listed_gpus(draw: random.Random, case: Case) -> Case:
+    """A driver lists GPUs, and rates are kept for their name and the chosen device."""
+    networks = [_network(f"n{number}", (1, 1), 3, 4) for number in range(2)]
+    content = _content(networks, draw.randint(60, 90), "adaptive")
+    content["resources"]["device"] = draw.choice(("auto", "cpu"))
+    return _calm(case, 1, draw.choice((2, 3)), content, gpus="Simulated 100")
+
+
 SCENARIOS: dict[str, Scenario] = {
     "deadly network": _deadly_network,
     "many preprocessors": _many_preprocessors,
@@ -743,4 +867,10 @@ SCENARIOS: dict[str, Scenario] = {
     "shrinking group": _shrinking_group,
     "small window": _small_window,
     "lost folder": _lost_folder,
+    "own engine": _own_engine,
+    "counted energy": _counted_energy,
+    "refused folder": _refused_folder,
+    "listed GPUs": _listed_gpus,
+    "dies while saving": _dies_while_saving,
+    "stopped network dies": _stopped_network_dies,
 }

@@ -18,6 +18,11 @@ class Witness:
     def steps(self, process: k.Process, trainable: Any, inputs: Any, size: int) -> None:
         """A rank takes its part in a training step."""
 
+    def trained(
+        self, process: k.Process, name: str, began_s: float, ended_s: float, failed: bool
+    ) -> None:
+        """A rank has trained a network, until it left its group, failed or died."""
+
     def reaches(self, process: k.Process, training: Any, state: Any) -> None:
         """A rank has a state inside an epoch or at its end, which may be saved."""
 
@@ -29,6 +34,9 @@ class Witness:
 
     def saves(self, process: k.Process, name: str, state: Any) -> None:
         """A rank writes a checkpoint."""
+
+    def takes_chunk(self, process: k.Process, sequence: int, missed: Iterable[int]) -> None:
+        """A rank reads a chunk of a ring, after its group has missed some."""
 
     def reads_arrays(self, process: k.Process, path: Path) -> None:
         """A process reads the weights in a checkpoint."""
@@ -96,6 +104,7 @@ def install() -> None:
     _watch_checkpoints()
     _watch_logs()
     _watch_samples()
+    _watch_ring()
     _watch_rates()
     _watch_start()
     _watch_table()
@@ -108,6 +117,7 @@ def _watch_training() -> None:
     from fleet.runtime.training.loop import TrainingLoop
 
     step = SoftmaxRegression.step
+    run = TrainingLoop.run
     train_part = TrainingLoop._train_part
     end_epoch = TrainingLoop._end_epoch
     save = TrainingLoop._save
@@ -116,6 +126,18 @@ def _watch_training() -> None:
         if current := _current():
             current[0].steps(current[1], self, inputs, size)
         return step(self, inputs, targets, size, *more)
+
+    def watched_run(self: Any, training: Any, *more: Any) -> None:
+        kernel, current = k.active(), _current()
+        began_s = 0.0 if kernel is None else kernel.now
+        failed = True
+        try:
+            run(self, training, *more)
+            failed = False
+        finally:
+            if kernel and current:
+                name = training.network.name
+                current[0].trained(current[1], name, began_s, kernel.now, failed)
 
     def watched_part(self: Any, training: Any, state: Any, *more: Any) -> Any:
         if current := _current():
@@ -139,6 +161,7 @@ def _watch_training() -> None:
             current[0].reports_epoch(current[1], training, state)
 
     SoftmaxRegression.step = watched_step
+    TrainingLoop.run = watched_run
     TrainingLoop._train_part = watched_part
     TrainingLoop._end_epoch = watched_end
     TrainingLoop._save = watched_save
@@ -182,6 +205,20 @@ def _watch_samples() -> None:
         return read(self, index)
 
     Numbered.read = watched
+
+
+def _watch_ring() -> None:
+    from fleet.stream.ring import RingReader
+
+    take = RingReader._take
+
+    def watched(self: Any, is_of_use: Any, group: Any, missed: Any) -> int:
+        sequence: int = take(self, is_of_use, group, missed)
+        if current := _current():
+            current[0].takes_chunk(current[1], sequence, missed)
+        return sequence
+
+    RingReader._take = watched
 
 
 def _watch_rates() -> None:
