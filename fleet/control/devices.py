@@ -151,7 +151,6 @@ class DevicePool:
         """Give devices no more work, although their trainers are alive."""
         self.cluster = self.cluster.without(list(devices))
         self._vacated |= self.alive.intersection(devices)
-        self.not_ready.difference_update(devices)
         self._reindex(devices)
 
     def remove(self, devices: Sequence[int]) -> list[MeasurementTask]:

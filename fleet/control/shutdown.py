@@ -102,8 +102,6 @@ class Shutdown:
         for group in self._groups:
             if set(devices) & set(group.devices):
                 self._launch.orders.disband(group)
-            else:
-                self._groups.drop_recruits(group, devices)
         self._launch.builds.drop_devices(devices)
         self._launch.tell_preprocessors(m.ReleaseReaders(ranks))
         return name_ranks(ranks)
