@@ -2,10 +2,12 @@
 
     python benchmarks/schedules.py ENSEMBLE.json --out docs/measured/schedules.md [--seeds 20]
         [--few 6] [--jobs 1]
+    python benchmarks/schedules.py --placement [--json] [--few 6] [--jobs 1]
 
 ENSEMBLE.json has the keys images_per_epoch, gpus_per_node and dnns ({id, r, epochs, params_mb}).
 Main tables are over --seeds draws of the epochs, the others over --few. Takes 15 minutes of one
-core; progress goes to standard error.
+core; progress goes to standard error. With --placement it simulates what it costs to ignore how the
+GPUs of a group lie on nodes, in a minute, and prints the table or its rows.
 """
 
 from __future__ import annotations
@@ -20,9 +22,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from scheduler.base import Cluster, Delta, Options, RateTable
+from fleet.commands.output import print_json
+from scheduler.base import Cluster, Delta, Network, Options, RateTable
 from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
 from scheduler.ensemble.pace import FREE, LOCKSTEP, Ring, Stream
 from scheduler.ensemble.placement import place_greedily, place_groups, score
@@ -77,10 +82,12 @@ class Variant:
     prior_factor: float | None = None  # error of guesses if the run learns rates
     slots: int = 1  # per GPU
     sharing: tuple[float, ...] = (1.0,)  # total rate of networks that share a GPU
+    redraws: bool = True  # whether the epochs of the table are drawn again
+    spans: bool = False  # whether rates that the policy receives belong to how GPUs lie, too
 
     def run(self, table: RateTable, gpus: int, seed: int | None) -> Simulated:
         """Simulate one draw of the epochs, or (None) the epochs of the table."""
-        if seed is not None:
+        if seed is not None and self.redraws:
             table = redraw_epochs(table, seed, self.heavy_tail)
         if self.max_gpus is not None:
             table = replace(
@@ -89,14 +96,17 @@ class Variant:
         table = replace(table, sharing=self.sharing)
         seed_or_zero = seed or 0
         options = replace(self.options, seed=seed_or_zero)
-        learning, policy_rates = None, table
+        learning, policy_rates = None, table if self.spans else _without_spans(table)
         if self.prior_factor is not None:
             learning = Learning(
-                math.log(self.prior_factor), self.rate_error, seed=1000 + seed_or_zero
+                math.log(self.prior_factor),
+                self.rate_error,
+                seed=1000 + seed_or_zero,
+                spans=self.spans,
             )
         elif self.rate_error:
             policy_rates = smooth_rates(
-                with_errors(table, self.rate_error, 1000 + seed_or_zero), gpus
+                with_errors(policy_rates, self.rate_error, 1000 + seed_or_zero), gpus
             )
         return simulate(
             table,
@@ -108,6 +118,14 @@ class Variant:
             policy_rates,
             learning,
         )
+
+
+def _without_spans(table: RateTable) -> RateTable:
+    if not table.has_spread:
+        return table
+    return replace(
+        table, models=tuple(replace(network, spread_rates=()) for network in table.models)
+    )
 
 
 BASELINE = Variant("baseline")
@@ -497,6 +515,117 @@ def placement() -> str:
     )
 
 
+# Rates on 1, 2, ... GPUs of nodes of four, as shares of as many times that of one: on as few nodes
+# as possible, and on more. Means over the placements in the traces of Sia's simulator (Jayaram
+# Subramanya et al., SOSP 2023): ImageNet on Azure with 600 samples per GPU, BERT on AWS with 12.
+IMAGENET = (1, 0.71, 0.75, 0.53, 0.885, 0.97, 0.71, 0.72), (1, 1.02, 1.01, 0.825)
+BERT = (
+    (1, 1, 0.97, 0.96, 0.415, 0.395, 0.37, 0.36),
+    (1, 0.62, 0.6, 0.542, 0.633, 0.59, 0.589, 0.557),
+)
+PLACED_GPUS = (20, 40, 80, 160)
+PLACED_SHARE = 2  # GPUs per network: the curves end at eight
+PLACED = {
+    "`adaptive`, rates known": Variant("adaptive", costs=REGROUPING_COSTS),
+    "`adaptive`, rates learned": Variant(
+        "adaptive", costs=REGROUPING_COSTS, rate_error=0.05, prior_factor=2.0
+    ),
+    "`global`, rates known": MAIN["`global`"],
+}
+
+
+def placed_ensemble(gpus: int, seed: int) -> RateTable:
+    """Return networks that scale like ImageNet and BERT in turns, with drawn rates and epochs."""
+    rng = np.random.default_rng(seed)
+    models = []
+    for number in range(gpus // PLACED_SHARE):
+        name, (few, spread) = (("imagenet", IMAGENET), ("bert", BERT))[number % 2]
+        single = 100 * math.exp(0.5 * float(rng.standard_normal()))
+        models.append(
+            Network(
+                f"{name}-{number}",
+                tuple(single * gpus * share for gpus, share in enumerate(few, start=1)),
+                epochs=int(rng.integers(8, 21)),
+                spread_rates=tuple(
+                    single * gpus * share for gpus, share in enumerate(spread, start=1)
+                ),
+            )
+        )
+    return RateTable(30_000, 4, tuple(models))
+
+
+@dataclass(frozen=True)
+class PlacementCost:
+    """What it costs to ignore how GPUs lie; simulated, mean of the draws.
+
+    Attributes:
+        ignored_s, used_s: makespan of the policy without and with rates by how GPUs lie.
+        cost: the mean of their ratios, minus 1.
+        largest, smallest: the largest and the smallest of these.
+        over_bound: the mean of ``used_s`` over the lower bound, where all groups lie best.
+    """
+
+    variant: str
+    gpus: int
+    draws: int
+    ignored_s: float
+    used_s: float
+    cost: float
+    largest: float
+    smallest: float
+    over_bound: float
+
+
+def placement_costs(draws: int, jobs: int) -> list[PlacementCost]:
+    """Simulate policies that ignore how GPUs lie, and policies that do not."""
+    keys = [
+        (placed_ensemble(gpus, seed), replace(variant, spans=spans), gpus, seed)
+        for variant, gpus, seed, spans in product(
+            PLACED.values(), PLACED_GPUS, range(draws), (False, True)
+        )
+    ]
+    with ProcessPoolExecutor(jobs) as pool:
+        outcomes = iter(list(pool.map(_placed_outcome, keys)))
+    rows = []
+    for name, gpus in product(PLACED, PLACED_GPUS):
+        pairs = [(next(outcomes), next(outcomes)) for _ in range(draws)]
+        costs = [ignored.makespan_s / used.makespan_s - 1 for ignored, used in pairs]
+        rows.append(
+            PlacementCost(
+                name,
+                gpus,
+                draws,
+                statistics.mean(ignored.makespan_s for ignored, _ in pairs),
+                statistics.mean(used.makespan_s for _, used in pairs),
+                statistics.mean(costs),
+                max(costs),
+                min(costs),
+                statistics.mean(used.ratio for _, used in pairs),
+            )
+        )
+    return rows
+
+
+def _placed_outcome(job: tuple[RateTable, Variant, int, int]) -> Outcome:
+    table, variant, gpus, seed = job
+    options = replace(variant.options, delta=Delta(0.15, relative=True))
+    return _outcome((table, replace(variant, options=options, redraws=False), gpus, seed))
+
+
+def placement_table(rows: Sequence[PlacementCost]) -> str:
+    """Return the costs as a table."""
+    cells = {(row.variant, row.gpus): row for row in rows}
+
+    def cell(name: str) -> Callable[[int], str]:
+        def text(gpus: int) -> str:
+            row = cells[name, gpus]
+            return f"{row.cost:.1%} ({row.smallest:.1%} to {row.largest:.1%})"
+
+        return text
+
+    return by_gpus("GPUs", PLACED_GPUS, {name: cell(name) for name in PLACED})
+
+
 def document(table: RateTable, seeds: int, few: int, jobs: int, figure: Path) -> str:
     """Return the text of docs/measured/schedules.md, and draw its figure."""
     simulator = Simulator(table, jobs)
@@ -531,6 +660,7 @@ def document(table: RateTable, seeds: int, few: int, jobs: int, figure: Path) ->
         heavy=ratios(sections, HEAVY, FEW_GPUS),
         small=ratios(sections, SMALL, FEW_GPUS),
         placement=placement(),
+        placed=placement_table(placement_costs(few, jobs)),
         online=price(pairs, ONLINE, FEW_GPUS),
         shared=price(pairs, SHARED, FEW_GPUS),
         slow=price(pairs, SLOW, FEW_GPUS),
@@ -541,12 +671,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("ensemble", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("ensemble", type=Path, nargs="?")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--placement", action="store_true", help="simulate how GPUs lie, alone")
+    parser.add_argument("--json", action="store_true", help="print the rows of --placement")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--few", type=int, default=6)
     parser.add_argument("--jobs", type=int, default=1)
     args = parser.parse_args()
+    if args.placement:
+        rows = placement_costs(args.few, args.jobs)
+        if args.json:
+            print_json(list(map(vars, rows)))
+        else:
+            print(placement_table(rows))
+        return
+    if args.ensemble is None or args.out is None:
+        parser.error("give ENSEMBLE.json and --out, or --placement")
     table = convert(read_json(args.ensemble), str(args.ensemble))
     figure = args.out.parent.parent / "figures" / "schedules.svg"
     figure.parent.mkdir(parents=True, exist_ok=True)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -83,18 +84,91 @@ class CommTime:
     seconds: float
 
 
+class Span(StrEnum):
+    """How the GPUs of a group lie on nodes."""
+
+    ANY = ""  # unknown, or they could not lie otherwise
+    NODE = "node"  # on one node
+    PACKED = "packed"  # on as few nodes as possible, of several
+    SPREAD = "spread"  # on more nodes than necessary
+
+
+class GroupShape(NamedTuple):
+    """What the rate of a network belongs to: the number of GPUs, and how they lie.
+
+    A rate without a span belongs to all spans.
+    """
+
+    gpus: int
+    span: Span = Span.ANY
+
+    @classmethod
+    def of(cls, devices: Collection[int], cluster: Cluster) -> GroupShape:
+        """Return the shape of a group.
+
+        One GPU has no span, and neither have groups on a cluster of one node, or of nodes with one
+        GPU: they cannot lie otherwise.
+
+        Args:
+            devices: its devices, each on another GPU.
+            cluster: all devices of the launch; the shape does not change when some of them die.
+
+        >>> cluster = Cluster.of(gpus=12, gpus_per_node=4)
+        >>> groups = (0,), (0, 1), (0, 4), range(8), (0, 1, 2, 4, 5, 6), (0, 1, 4, 8)
+        >>> [str(GroupShape.of(group, cluster)) for group in groups]
+        ['1', '2 node', '2 spread', '8 packed', '6 packed', '4 spread']
+        >>> str(GroupShape.of((0, 1), Cluster.of(gpus=4, gpus_per_node=4)))
+        '2'
+        """
+        gpus = len(devices)
+        per_node = cluster.gpus_per_node // cluster.slots
+        if gpus == 1 or per_node == 1 or cluster.nodes == 1:
+            return cls(gpus)
+        nodes = len({cluster.node(device) for device in devices})
+        if nodes > nodes_needed(gpus, per_node):
+            return cls(gpus, Span.SPREAD)
+        return cls(gpus, Span.NODE if nodes == 1 else Span.PACKED)
+
+    @classmethod
+    def parse(cls, text: str) -> GroupShape:
+        """Return the shape that a text of :meth:`__str__` stands for.
+
+        Raises:
+            ValueError: it stands for none.
+
+        >>> GroupShape.parse("4 spread")
+        GroupShape(gpus=4, span=<Span.SPREAD: 'spread'>)
+        """
+        gpus, _, span = text.partition(" ")
+        if not gpus.isdecimal():
+            raise ValueError(f"{text!r} does not begin with a number of GPUs")
+        return cls(int(gpus), Span(span))
+
+    def __str__(self) -> str:
+        """Return a text such as ``4 spread``, or ``4`` without a span."""
+        return f"{self.gpus} {self.span}".rstrip()
+
+
+def nodes_needed(gpus: int, gpus_per_node: int) -> int:
+    """Return the fewest nodes that so many GPUs can lie on."""
+    return -(-gpus // gpus_per_node)
+
+
 @dataclass(frozen=True)
 class Network:
     """One network of the ensemble and how fast it trains.
 
     Args:
         name: unique in the ensemble.
-        rates: samples/s on 1, 2, ... GPUs; beyond the last, see :mod:`scheduler.ensemble.rates`.
+        rates: samples/s on 1, 2, ... GPUs that lie on as few nodes as possible; beyond the last,
+            see :mod:`scheduler.ensemble.rates`.
         epochs: number of epochs; a simulation needs it, a policy does not see it.
         params_mb: size of its weights.
         min_gpus, max_gpus: the bounds of its training group.
         step_s: measured step times (for the job scalability analyzer).
         batches: the smallest and the largest global batch, if its batch may change.
+        spread_rates: samples/s on 1, 2, ... GPUs that lie on more nodes than necessary, as far as
+            they are known to differ; not more of them than ``rates``.
     """
 
     name: str
@@ -105,6 +179,25 @@ class Network:
     max_gpus: int | None = None
     step_s: tuple[StepTime, ...] = ()
     batches: tuple[int, int] | None = None
+    spread_rates: tuple[float, ...] = ()
+
+    def rates_on(self, span: Span) -> tuple[float, ...]:
+        """Return samples/s on 1, 2, ... GPUs that lie so; ``ANY`` is as few nodes as possible.
+
+        >>> network = Network("a", (10.0, 19.0, 28.0), spread_rates=(10.0, 12.0))
+        >>> network.rates_on(Span.NODE), network.rates_on(Span.SPREAD)
+        ((10.0, 19.0, 28.0), (10.0, 12.0, 28.0))
+        """
+        if span is Span.SPREAD and self.spread_rates:
+            return self.spread_rates + self.rates[len(self.spread_rates) :]
+        return self.rates
+
+    @cached_property
+    def best_rates(self) -> tuple[float, ...]:
+        """Samples/s on 1, 2, ... GPUs that lie as the network trains fastest."""
+        if not self.spread_rates:
+            return self.rates
+        return tuple(map(max, self.rates, self.rates_on(Span.SPREAD)))
 
     def with_name(self, name: str) -> Network:
         """Return a copy with another name, faster than `replace` for thousands of copies."""
@@ -151,6 +244,11 @@ class RateTable:
     def rows(self) -> dict[str, int]:
         """The row of each network, by name."""
         return {name: row for row, name in enumerate(self.names)}
+
+    @cached_property
+    def has_spread(self) -> bool:
+        """Whether the rates of any network are known to depend on how its GPUs lie."""
+        return any(network.spread_rates for network in self.models)
 
     @cached_property
     def _settings(self) -> tuple[Any, ...]:
@@ -294,6 +392,11 @@ class Cluster:
     def node(self, device: int) -> int:
         """Return the node of a device."""
         return device // self.gpus_per_node
+
+    @cached_property
+    def nodes(self) -> int:
+        """The number of nodes with usable devices."""
+        return len({self.node(device) for device in self.devices})
 
     def usable(self, devices: tuple[int, ...]) -> tuple[int, ...]:
         """Return the given devices that are usable."""

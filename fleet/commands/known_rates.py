@@ -14,13 +14,21 @@ from fleet.spec import Spec
 from fleet.storage.event_log import read_run_state
 from fleet.storage.identity import Machine, hash_all_sources, speed_identity
 from fleet.storage.paths import RunPaths
-from fleet.storage.rate_cache import beside_steps_key, cache_path, rates_of, read_cache, sharing_key
+from fleet.storage.rate_cache import (
+    beside_steps_key,
+    cache_path,
+    rates_of,
+    read_cache,
+    sharing_key,
+    sharing_of,
+)
 from launch.binding import process_cores
 from launch.errors import InputError
 from preprocess.sample import SampleSpec
 from scheduler.base import MAX_SLOTS, Cluster, RateTable
 from scheduler.ensemble.rates_file import read_rates
 from scheduler.ensemble.sharing import Sharing
+from scheduler.ensemble.spans import by_gpus
 
 
 def known_rates_of(
@@ -50,7 +58,7 @@ def known_beside_steps(spec: Spec) -> Overheads | None:
         beside_steps_key(spec.resources.engine, hardware(spec.resources.device)), {}
     )
     if len(cached_overheads) == len(dataclasses.fields(Overheads)):
-        return Overheads(*(cached_overheads[number].rate for number in sorted(cached_overheads)))
+        return Overheads(*(cached_overheads[shape].rate for shape in sorted(cached_overheads)))
     return None
 
 
@@ -66,7 +74,8 @@ def cached(
         network.name: speed_identity(network, spec.resources, sample, machine, codes)
         for network in spec.networks
     }
-    return keys, rates_of(read_cache(cache_path()))
+    known_rates = rates_of(read_cache(cache_path()))
+    return keys, {key: by_gpus(rates) for key, rates in known_rates.items()}
 
 
 def recorded_sharing(spec: Spec) -> tuple[float, ...]:
@@ -79,8 +88,9 @@ def recorded_sharing(spec: Spec) -> tuple[float, ...]:
     measured = read_run_state(RunPaths(spec.output), (SharingLearned,)).sharing
     if len(measured) > 1:
         return measured
-    cached_curve = rates_of(read_cache(cache_path())).get(
-        sharing_key(spec.resources.engine, hardware(spec.resources.device)), {}
+    cached_curve = sharing_of(
+        read_cache(cache_path()),
+        sharing_key(spec.resources.engine, hardware(spec.resources.device)),
     )
     return Sharing(cached_curve).curve
 

@@ -21,7 +21,7 @@ from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
 from launch.errors import pluralize
 from launch.place import format_numbers
-from scheduler.base import Cluster, Member, Progress, RateTable, Round
+from scheduler.base import Cluster, GroupShape, Member, Progress, RateTable, Round
 from scheduler.ensemble.elastic import with_best_batches
 from scheduler.ensemble.placement import nodes_of, score
 from scheduler.ensemble.planning import plan
@@ -149,7 +149,9 @@ def _paces(rates: RateTable, planned: Round, cluster: Cluster) -> dict[str, floa
     networks = {network.name: network for network in rates.models}
     counts = _networks_by_gpu(planned, cluster)
     return {
-        member.name: rate(networks[member.name], member.gpus)
+        member.name: rate(
+            networks[member.name], member.gpus, GroupShape.of(member.devices, cluster).span
+        )
         * share(rates.sharing, max(counts[gpu] for gpu in _gpus(member, cluster)))
         for member in planned.members
     }

@@ -15,9 +15,10 @@ from fleet.search.calls import Call
 from fleet.search.decisions import AddNetwork, CallSearcher
 from fleet.search.searcher import Verdict
 from fleet.spec import NetworkSpec
-from scheduler.base import Cluster, Network, Progress, RateTable, Round
+from scheduler.base import Cluster, GroupShape, Network, Progress, RateTable, Round
 from scheduler.ensemble.online import Traits
 from scheduler.ensemble.probing import Probes
+from scheduler.ensemble.spans import PriorRates
 
 if TYPE_CHECKING:
     from scheduler.eviction.plan import Action
@@ -93,7 +94,7 @@ class NetworkAdmitted:
         added: its event, with the reason if it cannot be trained.
         key: equal for networks of equal rates.
         traits: features for estimating its rate; None if rates are not learned.
-        prior_rates: GPUs -> samples/s, from earlier runs.
+        prior_rates: shape or GPUs -> samples/s, from earlier runs.
         rates: its row of the rates file, if there is one.
     """
 
@@ -101,7 +102,7 @@ class NetworkAdmitted:
     added: NetworkAdded
     key: str = ""
     traits: Traits | None = None
-    prior_rates: Mapping[int, float] = field(default_factory=dict)
+    prior_rates: PriorRates = field(default_factory=dict)
     rates: Network | None = None
 
 
@@ -243,12 +244,15 @@ class AskPolicy:
         progress: what trains now, and how far networks are.
         cluster: the devices that can be used.
         rate_floor: network -> lower bounds of its rates; None if rates are not estimated.
+        is_span_untried: returns whether it is worth knowing how fast a network trains in groups
+            that lie otherwise; None if rates are not estimated.
     """
 
     rates: RateTable = field(compare=False)
     progress: Progress = field(compare=False)
     cluster: Cluster = field(compare=False)
     rate_floor: Callable[[str], Sequence[float]] | None = field(compare=False)
+    is_span_untried: Callable[[str, GroupShape], bool] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from fleet.domain import events
 from fleet.errors import InfrastructureError
 from fleet.search.searcher import TrialOutcome
 from fleet.search.trials import outcome_of
+from scheduler.base import GroupShape
 
 
 class MessageHandlers:
@@ -115,9 +116,13 @@ class MessageHandlers:
     def _on_pace(self, pace: m.Pace) -> bool:
         self._startup.record_step(pace.network)
         self._node_release.record_pace(pace)
-        self._rates.observe(pace.network, len(self._groups[pace.network].devices), pace.rate)
+        self._rates.observe(pace.network, self._shape(pace.network), pace.rate)
         # A rate inside an epoch matters immediately only if unused devices wait for it.
         return self._rates.may_grow and self._launch.target.plan.gpus < self._devices.cluster.gpus
+
+    def _shape(self, name: str) -> GroupShape:
+        """Return how many GPUs a group has, and how they lie."""
+        return GroupShape.of(self._groups[name].devices, self._launch.config.roles.cluster)
 
     def _on_epoch_done(self, done: m.EpochDone) -> None:
         self._startup.record_step(done.network)
@@ -126,7 +131,10 @@ class MessageHandlers:
         self._searches.end_epoch(done.network, done.record, is_done=bool(done.final))
         self._node_release.record_save(done.network)
         group = self._groups[done.network]
-        self._rates.observe(done.network, done.record.gpus, done.rate)
+        shape = self._shape(done.network)
+        if shape.gpus != done.record.gpus:
+            shape = GroupShape(done.record.gpus)
+        self._rates.observe(done.network, shape, done.rate)
         group.next_epoch = group.next_read_epoch = self._grants.epoch_after(
             group.next_epoch, self._networks.history(group.name)
         )

@@ -136,7 +136,13 @@ class Placement:
         if self._networks.has_trainable:
             self.is_waiting = True
             self._outbox.add(
-                AskPolicy(rates, progress, self._devices.cluster, self._rates.rate_floor)
+                AskPolicy(
+                    rates,
+                    progress,
+                    self._devices.cluster,
+                    self._rates.rate_floor,
+                    self._rates.is_span_untried,
+                )
             )
         else:
             self._adopt(PolicyAnswered(Round()))

@@ -21,7 +21,7 @@ from fleet.domain.network import Outcome, StepRate
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
 from fleet.spec.layers import count_operations
-from scheduler.base import Network, RateTable
+from scheduler.base import GroupShape, Network, RateTable
 from scheduler.ensemble.elastic import with_best_batches
 from scheduler.ensemble.online import OFF, Observation, OnlineRates, Traits, is_off
 from scheduler.ensemble.planning import max_rate
@@ -35,6 +35,7 @@ from scheduler.ensemble.sharing import (
     share,
     useful_networks_per_gpu,
 )
+from scheduler.ensemble.spans import as_shape
 
 _SURER = 4  # a learned rate is logged again after this many times the steps
 
@@ -180,7 +181,7 @@ class Rates:
             similar, name=network.name, min_gpus=network.min_gpus, max_gpus=network.max_gpus
         )
 
-    def observe(self, name: str, gpus: int, observed: StepRate) -> None:
+    def observe(self, name: str, shape: GroupShape, observed: StepRate) -> None:
         """Record the rate of a group's steps."""
         if self._table is not None and observed.rate:
             network = self._table.by_name.get(name)
@@ -189,7 +190,7 @@ class Rates:
         if network is not None:
             if self._sharing is not None:
                 self._sharing.observe(
-                    (name, gpus),
+                    (name, shape),
                     observed.networks_per_gpu,
                     observed.rate * self._time_scale,
                     observed.spread,
@@ -200,9 +201,10 @@ class Rates:
             if network.batches is None:
                 self._compare(
                     name,
-                    gpus,
+                    shape,
                     observed,
-                    rate_of(network, gpus) * share(self._curve, observed.networks_per_gpu),
+                    rate_of(network, shape.gpus, shape.span)
+                    * share(self._curve, observed.networks_per_gpu),
                 )
 
     def _log_sharing(self) -> None:
@@ -211,8 +213,8 @@ class Rates:
             self._logged_curve = self._curve
             self._outbox.log(describe_sharing(self._config, self._curve, len(self._keys)))
 
-    def _compare(self, name: str, gpus: int, observed: StepRate, expected: float) -> None:
-        if self._has_check and (off := self._check.compare(name, gpus, observed, expected)):
+    def _compare(self, name: str, shape: GroupShape, observed: StepRate, expected: float) -> None:
+        if self._has_check and (off := self._check.compare(name, shape, observed, expected)):
             self._outbox.log(off)
 
     def mark_planned(self, is_new: bool, probes: Probes, is_over: Callable[[str], bool]) -> None:
@@ -228,6 +230,11 @@ class Rates:
     @property
     def rate_floor(self) -> Callable[[str], Sequence[float]] | None:
         """Network -> lower bounds of its rates; None if rates are not estimated."""
+        return None
+
+    @property
+    def is_span_untried(self) -> Callable[[str, GroupShape], bool] | None:
+        """Whether to try how a network trains that lies otherwise; None if nothing is learned."""
         return None
 
     def save(self) -> None:
@@ -336,13 +343,11 @@ class LearnedRates(Rates):
     def __init__(self, online: OnlineRates, prior_rates: PriorRates, launch: LaunchState) -> None:
         super().__init__(prior_rates, launch)
         self._online = online
-        self._prior_rates = prior_rates.measurement.known_rates
-        # key and GPUs -> steps that its logged rate was learned from
-        self._logged_steps: dict[tuple[str, int], int] = {}
+        # key and shape -> steps that its logged rate was learned from
+        self._logged_steps: dict[tuple[str, GroupShape], int] = {}
         self._planned_table: RateTable | None = None  # by which the present plan was made
-        self._logged_rates: dict[
-            str, tuple[float, ...]
-        ] = {}  # network -> rates that were last logged
+        # network -> rates that were last logged, on few nodes and spread
+        self._logged_rates: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {}
 
     def add(self, admitted: NetworkAdmitted) -> None:  # noqa: D102
         if admitted.traits is not None:
@@ -373,25 +378,32 @@ class LearnedRates(Rates):
     def may_grow(self) -> bool:  # noqa: D102
         return self._online.may_grow
 
-    def observe(self, name: str, gpus: int, observed: StepRate) -> None:  # noqa: D102
+    def observe(self, name: str, shape: GroupShape, observed: StepRate) -> None:  # noqa: D102
         key = self._keys.get(name)
         if key is None or not observed.rate:
             return
-        remembered = self._prior_rates.get(key, {}).get(gpus)
+        remembered = self._online.remembered_rate(key, shape)
         if remembered is not None and observed.networks_per_gpu == 1:
-            self._compare(name, gpus, observed, remembered)
+            self._compare(name, shape, observed, remembered)
         self._online.observe(
             name,
-            gpus,
+            shape,
             Observation(observed.rate, observed.spread, observed.steps, observed.networks_per_gpu),
         )
         self._log_sharing()
         if observed.networks_per_gpu > 1:
             return  # this is not the rate of the network alone on a GPU
-        if observed.steps >= _SURER * self._logged_steps.get((key, gpus), 0):
-            self._logged_steps[key, gpus] = max(1, observed.steps)
+        if observed.steps >= _SURER * self._logged_steps.get((key, shape), 0):
+            self._logged_steps[key, shape] = max(1, observed.steps)
             self._outbox.log(
-                events.RateLearned(name, gpus, observed.rate, observed.spread, observed.steps)
+                events.RateLearned(
+                    name,
+                    shape.gpus,
+                    observed.rate,
+                    observed.spread,
+                    observed.steps,
+                    shape.span,
+                )
             )
 
     def mark_planned(self, is_new: bool, probes: Probes, is_over: Callable[[str], bool]) -> None:  # noqa: D102
@@ -412,14 +424,19 @@ class LearnedRates(Rates):
     def _log_changes(self, networks: Sequence[Network], is_over: Callable[[str], bool]) -> None:
         """Log the rates of the plan that have changed."""
         new = {
-            network.name: network.rates
+            network.name: (network.rates, network.spread_rates)
             for network in networks
-            if self._logged_rates.get(network.name) != network.rates and not is_over(network.name)
+            if self._logged_rates.get(network.name) != (network.rates, network.spread_rates)
+            and not is_over(network.name)
         }
         if new:
             self._logged_rates |= new
             self._outbox.log(
-                events.RatesEstimated(new, len(self._keys) - len(self._online.guessed))
+                events.RatesEstimated(
+                    {name: rates for name, (rates, _) in new.items()},
+                    len(self._keys) - len(self._online.guessed),
+                    {name: spread for name, (_, spread) in new.items() if spread},
+                )
             )
             self.save()
 
@@ -430,6 +447,10 @@ class LearnedRates(Rates):
     @property
     def rate_floor(self) -> Callable[[str], Sequence[float]]:  # noqa: D102
         return self._online.lower_rates
+
+    @property
+    def is_span_untried(self) -> Callable[[str, GroupShape], bool]:  # noqa: D102
+        return self._online.is_span_untried
 
     def limit_devices(self, devices: int, tasks: Sequence[MeasurementTask] = ()) -> None:  # noqa: D102
         self._online.limit_gpus(devices)
@@ -455,11 +476,11 @@ class RateCheck:
     def __init__(self, keys: Mapping[str, str], is_measured: bool) -> None:
         self._keys = keys
         self._is_measured = is_measured
-        # key and GPUs -> rate that was last reported
-        self._reported: dict[tuple[str, int], float] = {}
+        # key and shape -> rate that was last reported
+        self._reported: dict[tuple[str, GroupShape], float] = {}
 
     def compare(
-        self, network: str, gpus: int, step_rate: StepRate, expected: float
+        self, network: str, shape: GroupShape | int, step_rate: StepRate, expected: float
     ) -> events.RateMismatch | None:
         """Return an event if a rate is off by more than a quarter, or changes by as much again.
 
@@ -467,18 +488,26 @@ class RateCheck:
 
         Args:
             network: its name.
-            gpus: size of its group.
+            shape: shape of its group, or the number of its GPUs.
             step_rate: the observed rate.
             expected: samples/s that the plan assumed.
         """
         rate = step_rate.rate
-        key = self._keys.get(network, network), gpus
+        shape = as_shape(shape)
+        key = self._keys.get(network, network), shape
         before = self._reported.get(key, expected)
         if not is_off(Observation(rate, step_rate.spread, step_rate.steps), before):
             return None
         self._reported[key] = rate
         return events.RateMismatch(
-            network, gpus, expected, rate, step_rate.spread, step_rate.steps, self._is_measured
+            network,
+            shape.gpus,
+            expected,
+            rate,
+            step_rate.spread,
+            step_rate.steps,
+            self._is_measured,
+            shape.span,
         )
 
 

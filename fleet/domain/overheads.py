@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from fleet.domain.network import EpochRecord
 from fleet.domain.run_launch import RunLaunch
-from scheduler.base import Network
 from scheduler.ensemble.rates import rate
 
 FORWARD = 3.0  # samples that a network evaluates in the time of training on one
@@ -43,10 +42,12 @@ def measure_overheads(launch: RunLaunch, validated: int) -> Overheads | None:
         seconds for group_times in launch.forming.values() for seconds in group_times
     ] or launch.building
     overheads = [
-        record.seconds - record.waited_s - _passing_s(record, launch.rates[name], validated)
+        record.seconds
+        - record.waited_s
+        - _passing_s(record, rate(launch.network_rates(name), record.gpus, span), validated)
         for name, records in launch.timed.items()
         if name in launch.rates
-        for record in records
+        for record, span in zip(records, launch.timed_spans[name], strict=True)
     ]
     return Overheads(
         sum(launch.start.before_s.values()) + launch.first_step[2] - launch.began_s,
@@ -55,8 +56,8 @@ def measure_overheads(launch: RunLaunch, validated: int) -> Overheads | None:
     )
 
 
-def _passing_s(record: EpochRecord, rates: tuple[float, ...], validated: int) -> float:
-    return (record.samples + validated / FORWARD) / rate(Network("", rates), record.gpus)
+def _passing_s(record: EpochRecord, samples_per_s: float, validated: int) -> float:
+    return (record.samples + validated / FORWARD) / samples_per_s
 
 
 def mean_s(seconds: Sequence[float]) -> float:

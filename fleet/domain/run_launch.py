@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from fleet.domain.network import EpochRecord, Outcome
 from fleet.spec import Spec
 from fleet.units import format_duration
 from launch.errors import pluralize
-from scheduler.base import Network
+from scheduler.base import Cluster, GroupShape, Network, Span
 from scheduler.ensemble.rates import rate
 
 
@@ -29,6 +29,8 @@ class RunLaunch:
         checkpointing_s: GPU-seconds for which checkpoints blocked training.
         regrouping_s: GPU-seconds for which groups were paused to change their devices.
         rates: network -> samples/s on 1, 2, ... GPUs, as the policy was last given.
+        spread_rates: network -> the same on GPUs that lie on more nodes than necessary, where that
+            is known to differ.
         stream, supply: how its input began, and its rate; None without preprocessors.
         first_step: when the first step was, the event, and when its group had formed.
         corrected: number of rates that were corrected.
@@ -37,6 +39,7 @@ class RunLaunch:
         forming: network -> seconds for forming each of its groups, beyond its first epoch.
         stops: each stopped group with the outcome of its network at that time, or None.
         timed: network -> the epochs of its groups without the first of each, which forms the group.
+        timed_spans: network -> how the GPUs of its group lay in each of them.
         time_left: when the time left was last estimated, and the estimate; None before.
         has_ended: whether it has logged its end.
         has_begun: whether it is past its first events, among which epochs are logged late.
@@ -53,6 +56,7 @@ class RunLaunch:
     checkpointing_s: float = 0.0
     regrouping_s: float = 0.0
     rates: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    spread_rates: dict[str, tuple[float, ...]] = field(default_factory=dict)
     stream: e.StreamStarted | None = None
     supply: e.SupplyChanged | None = None
     first_step: tuple[float, e.FirstStep, float] | None = None
@@ -62,6 +66,7 @@ class RunLaunch:
     forming: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     stops: list[tuple[e.GroupStopped, Outcome | None]] = field(default_factory=list)
     timed: defaultdict[str, list[EpochRecord]] = field(default_factory=lambda: defaultdict(list))
+    timed_spans: defaultdict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
     time_left: tuple[float, e.TimeLeftEstimated] | None = None
     has_ended: bool = False
     has_begun: bool = False
@@ -125,6 +130,10 @@ class RunLaunch:
                 self.rates |= event.rates
                 if isinstance(event, e.ProfilingFinished):
                     self.profiling_s += event.seconds
+                else:
+                    for name in event.rates:
+                        self.spread_rates.pop(name, None)
+                    self.spread_rates |= event.spread_rates
 
     def time_epoch(
         self, t_s: float, name: str, record: EpochRecord, group: RunGroup | None
@@ -143,7 +152,8 @@ class RunLaunch:
         if group is not None and is_first:
             group.first_s = t_s - group.began_s
             if name in self.rates:  # a first estimate
-                samples_per_s = rate(Network(name, self.rates[name]), record.gpus)
+                span = self.span_of(group.devices)
+                samples_per_s = rate(self.network_rates(name), record.gpus, span)
                 epoch_s = self.start.time_scale * record.samples / samples_per_s
                 self.building.append(max(0.0, group.first_s - epoch_s))
             return
@@ -152,6 +162,22 @@ class RunLaunch:
             group.first_s = None
         if record.samples:
             self.timed[name].append(record)
+            self.timed_spans[name].append(
+                Span.ANY if group is None else self.span_of(group.devices)
+            )
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """The devices with which it began."""
+        return self.start.cluster
+
+    def span_of(self, devices: Collection[int]) -> Span:
+        """Return how the GPUs of a group lie."""
+        return GroupShape.of(devices, self.cluster).span
+
+    def network_rates(self, name: str) -> Network:
+        """Return a network with the rates that the policy was last given."""
+        return Network(name, self.rates[name], spread_rates=self.spread_rates.get(name, ()))
 
     def make_end_event(self, status: int, seconds: float) -> e.LaunchEnded:
         """Return the event that ends it.

@@ -319,12 +319,19 @@ def _replay(start: LaunchStarted, run: RunState, costs: Costs) -> ReplayedRun | 
     known_rates = _policy_rates(run.launches) or _observed_rates(
         run.epochs, scale, len(start.devices)
     )
+    spread_rates = {
+        name: rates for launch in run.launches for name, rates in launch.spread_rates.items()
+    }
     rates = RateTable(
         start.samples,
         start.gpus_per_node,
         tuple(
             Network(
-                name, tuple(rates), min_gpus=start.bounds[name][0], max_gpus=start.bounds[name][1]
+                name,
+                tuple(rates),
+                min_gpus=start.bounds[name][0],
+                max_gpus=start.bounds[name][1],
+                spread_rates=spread_rates.get(name, ()),
             )
             for name, rates in known_rates.items()
             if name in start.bounds

@@ -32,7 +32,7 @@ from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec, Stopping
 from fleet.units import parse_stream
 from launch.errors import InputError
-from scheduler.base import Cluster, Network, RateTable
+from scheduler.base import Cluster, Network, RateTable, Span
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.rates import rate
@@ -103,9 +103,10 @@ class Estimator:
             return group
         return None
 
-    def _expected_rate(self, name: str, gpus: int) -> float:
-        """Return the samples/s of a network on a number of GPUs, by the current rates."""
-        return rate(Network(name, self._rates_of(name)), gpus)
+    def _expected_rate(self, name: str, gpus: int, span: Span = Span.ANY) -> float:
+        """Return the samples/s of a network on GPUs that lie so, by the current rates."""
+        spread_rates = self._launch.spread_rates.get(self._like(name), ())
+        return rate(Network(name, self._rates_of(name), spread_rates=spread_rates), gpus, span)
 
     def _rates_of(self, name: str) -> tuple[float, ...]:
         """Return the rates of a network, or typical rates if it is unmeasured."""
@@ -123,8 +124,10 @@ class Estimator:
         return [
             max(record.seconds - waits * record.waited_s, 1e-6)
             / record.samples
-            * self._expected_rate(name, record.gpus)
-            for record in self._launch.timed[name][-_RECENT:]
+            * self._expected_rate(name, record.gpus, span)
+            for record, span in list(
+                zip(self._launch.timed[name], self._launch.timed_spans[name], strict=True)
+            )[-_RECENT:]
         ]
 
     def _stream(self) -> Stream:
@@ -288,7 +291,9 @@ class Estimator:
         for name, epochs in running.items():
             group = self._group(name)
             assert group is not None
-            samples_per_s = self._expected_rate(name, len(group.devices)) / stretches[name]
+            span = self._launch.span_of(group.devices)
+            expected = self._expected_rate(name, len(group.devices), span)
+            samples_per_s = expected / stretches[name]
             training_s = epochs * self._launch.start.samples / samples_per_s
             ends.append(regroup_s + training_s + ending_s - self._done_s([name], regroup_s, sign))
         return max(0.0, *ends)
@@ -329,6 +334,13 @@ class Estimator:
         costs = self._costs(sign)
         export_s = self._ending_s(is_over=True)
 
+        def slowed(
+            name: str, epochs: int, more_s: float, rates: Sequence[float]
+        ) -> tuple[float, ...]:
+            return tuple(
+                _slowed(rate / stretches[name], start.samples * epochs, more_s) for rate in rates
+            )
+
         def table(more_s: Mapping[str, float]) -> RateTable:
             return RateTable(
                 start.samples * epochs_per_step,
@@ -336,17 +348,16 @@ class Estimator:
                 tuple(
                     Network(
                         name,
-                        tuple(
-                            _slowed(
-                                rate / stretches[name],
-                                start.samples * epochs,
-                                more_s.get(name, 0.0),
-                            )
-                            for rate in self._rates_of(name)
-                        ),
+                        slowed(name, epochs, more_s.get(name, 0.0), self._rates_of(name)),
                         epochs=math.ceil(epochs / epochs_per_step),
                         min_gpus=self._networks[self._like(name)].min_gpus,
                         max_gpus=self._networks[self._like(name)].max_gpus,
+                        spread_rates=slowed(
+                            name,
+                            epochs,
+                            more_s.get(name, 0.0),
+                            launch.spread_rates.get(self._like(name), ()),
+                        ),
                     )
                     for name, epochs in epochs_left.items()
                 ),

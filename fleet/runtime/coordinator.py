@@ -45,7 +45,7 @@ from fleet.storage.lease import Fence
 from fleet.storage.recovery import read_network_status
 from fleet.storage.results import Results
 from scheduler.ensemble.planning import plan
-from scheduler.ensemble.probing import Probes, find_probes_of_plan
+from scheduler.ensemble.probing import Probes, find_probes_of_plan, try_spans
 
 log = logging.getLogger("fleet.runtime.coordinator")
 
@@ -178,7 +178,12 @@ class Coordinator:
         if spec.schedule.rates is not None and self.prior_rates.table is not None:
             self._log_event(
                 events.RatesLoaded(
-                    {network.name: network.rates for network in self.prior_rates.table.models}
+                    {network.name: network.rates for network in self.prior_rates.table.models},
+                    {
+                        network.name: network.spread_rates
+                        for network in self.prior_rates.table.models
+                        if network.spread_rates
+                    },
                 )
             )
         for event in first:
@@ -325,6 +330,16 @@ class Coordinator:
                 options,
                 answer,
             )
+        if question.is_span_untried is not None:
+            answer, moved = try_spans(
+                policy,
+                question.rates,
+                question.is_span_untried,
+                question.progress,
+                question.cluster,
+                answer,
+            )
+            probes |= moved
         if answer == question.progress.target:  # the controller keeps the answers of a while
             answer = question.progress.target
         return e.PolicyAnswered(answer, time.perf_counter() - began, probes)

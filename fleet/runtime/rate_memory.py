@@ -19,6 +19,7 @@ from fleet.storage import rate_cache
 from fleet.storage.identity import hash_all_sources, speed_identity
 from scheduler.ensemble.online import OnlineRates, Traits
 from scheduler.ensemble.sharing import Sharing
+from scheduler.ensemble.spans import by_gpus
 
 _MIN_S = 1e-6  # shortest duration in the cache of rates
 
@@ -32,7 +33,7 @@ class RateMemory:
     Attributes:
         keys: network -> speed key, including added networks; networks with equal keys train at
             equal speed.
-        prior_rates: key -> GPUs -> samples/s, from earlier runs.
+        prior_rates: key -> shape -> samples/s, from earlier runs.
         learns: whether rates are learned from training, neither read nor measured before.
     """
 
@@ -76,7 +77,7 @@ class RateMemory:
         rates = self._launch.rates
         if rates is not None and len(rates.sharing) > 1:
             return dict(enumerate(rates.sharing[1:], start=2))
-        return self.prior_rates.get(self._sharing_key, {})
+        return rate_cache.sharing_of(self._book.rates, self._sharing_key)
 
     @property
     def alone(self) -> frozenset[str]:
@@ -94,14 +95,15 @@ class RateMemory:
         rates = {
             name: tuple(
                 ev.RememberedRate(
-                    gpus,
+                    shape.gpus,
                     entry.rate,
                     entry.spread,
                     max(0.0, now - entry.at),
                     entry.machine,
                     entry.how,
+                    shape.span,
                 )
-                for gpus, entry in sorted(self._book.rates.get(key, {}).items())
+                for shape, entry in sorted(self._book.rates.get(key, {}).items())
             )
             for name, key in self.keys.items()
         }
@@ -119,7 +121,7 @@ class RateMemory:
             self._launch.spec.profile,
             roles.cluster.whole_gpus,
             roles.physical_gpus_per_node,
-            self.prior_rates,
+            {key: by_gpus(rates) for key, rates in self.prior_rates.items()},
             rate_cache.timings(self._book.rates),
         )
         online = None
@@ -143,7 +145,7 @@ class RateMemory:
         match event:
             case ev.RateLearned():
                 self._book.add(
-                    self.keys[event.network], event.gpus, self._make_rate(event, "trained")
+                    self.keys[event.network], event.shape, self._make_rate(event, "trained")
                 )
             case ev.RateMeasured() if event.rate > 0:
                 self._book.add(
@@ -157,7 +159,7 @@ class RateMemory:
                 )
             case ev.RateMismatch() if event.corrected:
                 self._book.correct(
-                    self.keys[event.network], event.gpus, self._make_rate(event, "trained")
+                    self.keys[event.network], event.shape, self._make_rate(event, "trained")
                 )
                 self._book.write()
             # Unless it is the cached curve.

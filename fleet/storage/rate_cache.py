@@ -1,8 +1,9 @@
 """Cache measured rates for later runs: one file per user, for all runs and machines.
 
 ``$XDG_CACHE_HOME/fleet/rates.json``, or ``~/.cache/fleet/rates.json``, is one object: for each key
-(:func:`fleet.storage.identity.speed_identity`) the group sizes, and for each of these a
-:class:`KnownRate`.
+(:func:`fleet.storage.identity.speed_identity`) the shapes of groups, and for each of these a
+:class:`KnownRate`. A shape is a number of GPUs, and how they lie on nodes where that may matter:
+``4``, ``4 node``, ``8 packed`` or ``4 spread``. A rate of ``4`` belongs to all of these.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from fleet.domain.json_record import read_record, write_record
 from fleet.errors import StorageError
 from fleet.storage.files import WriteThrottle, write_json
 from fleet.storage.json_lines import read_json_object
-from scheduler.base import StepTime
+from scheduler.base import GroupShape, StepTime
 from scheduler.elastic.analyzer import StepTimings
+from scheduler.ensemble.spans import as_shape
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class KnownRate:
     parameters: int = 0
 
 
-KnownRates: TypeAlias = Mapping[str, Mapping[int, KnownRate]]  # key -> group size -> rate
+KnownRates: TypeAlias = Mapping[str, Mapping[GroupShape, KnownRate]]  # key -> shape -> rate
 
 
 SHARING = "sharing"  # first word of keys for the total rates of networks that share a GPU
@@ -62,18 +64,18 @@ def cache_path() -> Path:
     return Path(base) / "fleet" / "rates.json"
 
 
-def read_cache(path: Path) -> dict[str, dict[int, KnownRate]]:
+def read_cache(path: Path) -> dict[str, dict[GroupShape, KnownRate]]:
     """Return the cached rates, without damaged entries and the bare numbers of 0.1.0."""
-    known_rates: dict[str, dict[int, KnownRate]] = {}
-    for key, sizes in (read_json_object(path) or {}).items():
-        if isinstance(sizes, dict):
-            rates = {
-                int(gpus): rate
-                for gpus, entry in sizes.items()
-                if gpus.isdecimal() and (rate := _read(entry)) is not None
-            }
-        else:
-            rates = {}
+    known_rates: dict[str, dict[GroupShape, KnownRate]] = {}
+    for key, shapes in (read_json_object(path) or {}).items():
+        rates = {}
+        for text, entry in shapes.items() if isinstance(shapes, dict) else ():
+            try:
+                shape = GroupShape.parse(text)
+            except ValueError:
+                continue
+            if (rate := _read(entry)) is not None:
+                rates[shape] = rate
         if rates:
             known_rates[key] = rates
     return known_rates
@@ -106,28 +108,28 @@ class RateBook:
         self.path = path
         self._remeasure = remeasure
         self.rates: KnownRates = {} if remeasure else read_cache(path)
-        self._new: dict[str, dict[int, KnownRate]] = {}
+        self._new: dict[str, dict[GroupShape, KnownRate]] = {}
         self._in_doubt: set[str] = set()  # keys with a cached rate that proved wrong
         self._pacing = WriteThrottle()
         self._changes = 0  # since it was last written
 
-    def add(self, key: str, gpus: int, rate: KnownRate) -> None:
+    def add(self, key: str, shape: GroupShape | int, rate: KnownRate) -> None:
         """Add a rate that was measured or learned.
 
         Args:
             key: key of the network.
-            gpus: size of the group.
+            shape: shape of the group, or its number of GPUs.
             rate: the rate to add.
         """
-        self._new.setdefault(key, {})[gpus] = rate
+        self._new.setdefault(key, {})[as_shape(shape)] = rate
         self._changes += 1
 
-    def correct(self, key: str, gpus: int, rate: KnownRate) -> None:
+    def correct(self, key: str, shape: GroupShape | int, rate: KnownRate) -> None:
         """Replace a wrong rate, and drop untrained rates of the same key.
 
         Args:
             key: key of the network.
-            gpus: size of the group.
+            shape: shape of the group, or its number of GPUs.
             rate: the right one.
         """
         self._in_doubt.add(key)
@@ -136,7 +138,7 @@ class RateBook:
             for size, known_rate in self._new.get(key, {}).items()
             if known_rate.how == rate.how
         }
-        self._new[key] = {**trained, gpus: rate}
+        self._new[key] = {**trained, as_shape(shape): rate}
         self._changes += 1
 
     def write_if_due(self) -> None:
@@ -162,7 +164,7 @@ class RateBook:
             write_json(
                 self.path,
                 {
-                    key: {str(gpus): write_record(rate) for gpus, rate in sorted(rates.items())}
+                    key: {str(shape): write_record(rate) for shape, rate in sorted(rates.items())}
                     for key, rates in cached.items()
                 },
             )
@@ -195,18 +197,24 @@ def alone_key(key: str) -> str:
     return f"alone {key}"
 
 
-def rates_of(known_rates: KnownRates) -> dict[str, dict[int, float]]:
+def rates_of(known_rates: KnownRates) -> dict[str, dict[GroupShape, float]]:
     """Return the bare rates."""
     return {
-        key: {gpus: rate.rate for gpus, rate in rates.items()} for key, rates in known_rates.items()
+        key: {shape: rate.rate for shape, rate in rates.items()}
+        for key, rates in known_rates.items()
     }
+
+
+def sharing_of(known_rates: KnownRates, key: str) -> dict[int, float]:
+    """Return number of networks on a GPU -> their total throughput, by their key."""
+    return {shape.gpus: rate.rate for shape, rate in known_rates.get(key, {}).items()}
 
 
 def timings(known_rates: KnownRates) -> dict[str, StepTimings]:
     """Return the timed steps of networks whose batch the policy chooses."""
     return {
         key: StepTimings(
-            {gpus: rate.timed for gpus, rate in rates.items() if rate.timed},
+            {shape.gpus: rate.timed for shape, rate in rates.items() if rate.timed},
             max(rate.parameters for rate in rates.values()),
         )
         for key, rates in known_rates.items()

@@ -235,7 +235,8 @@ def _allowed_sizes(
         useful = np.append(
             useful,
             larger[
-                extrapolate_rates(network.rates, larger) > rate_curves.rate[row, useful[-1] - 1]
+                extrapolate_rates(network.best_rates, larger)
+                > rate_curves.rate[row, useful[-1] - 1]
             ],
         )
     aligned = (useful < per_node) | (useful % per_node == 0)

@@ -28,6 +28,7 @@ from scheduler.elastic.allocate import (
     scaling_curve,
     step_seconds,
 )
+from scheduler.ensemble.exchanges import exchange_devices
 from scheduler.ensemble.placement import rearrange
 from scheduler.ensemble.rates import curve
 
@@ -161,11 +162,14 @@ def elastic_round(rates: RateTable, progress: Progress, cluster: Cluster) -> Rou
     assert allocation is not None  # the least counts fit
     sizes = {name: gpus for name, gpus in zip(admitted, allocation.gpus, strict=True) if gpus}
     running = [member for member in progress.running if member.name in admitted]
+    members = exchange_devices(
+        rearrange(sizes, running, cluster.devices, cluster.gpus_per_node),
+        rates,
+        cluster,
+        running,
+    )
     return Round(
-        tuple(
-            replace(member, batch=_batch(admitted[member.name], member))
-            for member in rearrange(sizes, running, cluster.devices, cluster.gpus_per_node)
-        )
+        tuple(replace(member, batch=_batch(admitted[member.name], member)) for member in members)
     )
 
 

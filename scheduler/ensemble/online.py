@@ -18,6 +18,11 @@ three sources:
 - *Observations.* A measured rate at a size is used for that size. Beside other networks on one GPU
   it stands for the network's share of the rate there (:mod:`scheduler.ensemble.sharing`).
 
+What is observed belongs to a :class:`scheduler.base.GroupShape`: a number of GPUs, and how they lie
+on nodes. All spans of a number share one estimate, until networks have shown that spread groups
+differ from others by more than the noise of both (:mod:`scheduler.ensemble.spans`). From then on
+groups on as few nodes as possible have an estimate, and spread ones another.
+
 No network is planned on more than twice the GPUs on which it was measured (Qiao et al., *Pollux*,
 OSDI 2021, and its code): anything larger is a guess. The limit is twice the largest size of any
 network for a network that was not measured, and for all networks as soon as some were measured at
@@ -40,21 +45,38 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scheduler.base import Network, RateTable
+from scheduler.base import GroupShape, Network, RateTable, Span
 from scheduler.ensemble.rates import Line, rate, shrink_slopes
 from scheduler.ensemble.sharing import Sharing, curves_differ, share
+from scheduler.ensemble.spans import (
+    OFF,
+    PLAIN_ERROR,
+    SURE,
+    Observation,
+    Pair,
+    PriorRates,
+    SpanPoints,
+    as_shape,
+    by_shape,
+    make_pairs,
+    pool,
+    rate_of_shape,
+    split_spans,
+    spread_factor,
+)
 
-OFF = 0.25  # relative error above which a rate is wrong
-SURE = 3.0  # standard errors within which a difference may be chance
 # number of changes that estimate the noise of rates: at most and at least
 MAX_CHANGES = 50
 MIN_CHANGES = 4
 REACH = 2  # times as many GPUs as were seen, at most
 POOLED = 5  # networks that were seen at two sizes say how well all others scale
 RENEWED = 50  # the table waits for one more observation for each so many networks
+LONG_EPOCH_S = (
+    60.0  # of an epoch, from which groups are moved to learn how they train on other nodes
+)
+SPANS_TRIED = 2  # networks of a family that are moved to learn how groups train on other nodes
 NOMINAL = 1e11  # operations/s of a GPU, before anything has been seen: only ratios decide
 _DEVIATIONS = 1.4826  # of a normal distribution, in medians of what it deviates by
-_PLAIN_ERROR = 0.02  # of an observation, at least: machines are never quite the same
 
 
 @dataclass(frozen=True)
@@ -75,28 +97,6 @@ class Traits:
     operations: float | None = None
     min_gpus: int = 1
     max_gpus: int | None = None
-
-
-@dataclass(frozen=True)
-class Observation:
-    """The speed of a group's steps, without its first steps, waits for data and checkpoints.
-
-    Args:
-        rate: samples/s of the whole group.
-        spread: standard deviation of the durations of steps, as a share of their mean.
-        steps: number of timed steps.
-        networks_per_gpu: number of networks on its GPU meanwhile, including this one.
-    """
-
-    rate: float
-    spread: float = 0.0
-    steps: int = 1
-    networks_per_gpu: int = 1
-
-    @property
-    def error(self) -> float:
-        """The standard error of the rate, as a share of it."""
-        return self.spread / math.sqrt(max(1, self.steps))
 
 
 def is_off(observed: Observation, expected: float, noise: float = 0.0) -> bool:
@@ -150,7 +150,8 @@ class OnlineRates:
         networks: the networks of the ensemble.
         samples_per_epoch, gpus_per_node: of the table.
         gpus: the number of GPUs of the cluster; the maximum for a network.
-        prior: key -> {GPUs: samples/s} of earlier runs; a prior like any other, but a good one.
+        prior: key -> {shape or GPUs: samples/s} of earlier runs; a prior like any other, but a good
+            one.
         slots: slots of each GPU.
         shared: k -> s(k) of earlier runs on this machine.
         idle_slots: number of networks that are expected to train no more together than one, unless
@@ -166,7 +167,7 @@ class OnlineRates:
         samples_per_epoch: int,
         gpus_per_node: int,
         gpus: int,
-        prior: Mapping[str, Mapping[int, float]] | None = None,
+        prior: Mapping[str, PriorRates] | None = None,
         slots: int = 1,
         shared: Mapping[int, float] | None = None,
         idle_slots: int = 1,
@@ -175,14 +176,16 @@ class OnlineRates:
         self._samples = samples_per_epoch
         self._gpus_per_node = gpus_per_node
         self._gpus = gpus
+        self._remembered = {key: by_shape(rates) for key, rates in (prior or {}).items()}
         keys = {network.key for network in networks}
         self._prior = {
-            key: dict(rates) for key, rates in (prior or {}).items() if key in keys and rates
+            key: dict(rates) for key, rates in self._remembered.items() if key in keys and rates
         }
-        self._seen: dict[
-            str, dict[int, dict[str, Observation]]
-        ] = {}  # key -> GPUs -> network -> the latest
+        # key -> shape -> network -> the latest
+        self._seen: dict[str, dict[GroupShape, dict[str, Observation]]] = {}
         self._noise = Noise()
+        # family, and whether groups are larger than a node -> keys
+        self._seen_both_ways: dict[tuple[str, bool], set[str]] = {}
         self._largest = 0  # of the sizes that have been seen of any network
         if slots > 1:
             self.sharing: Sharing | None = Sharing(shared, self._prior, idle_slots)
@@ -201,8 +204,8 @@ class OnlineRates:
         for network in networks:
             self._register(network)
         self._plan_rates: Mapping[str, Network] = {}  # by which the present plan was made
-        # (network, GPUs) whose rates the present plan depends on.
-        self._probes: AbstractSet[tuple[str, int]] = frozenset()
+        # Networks and numbers of GPUs, or shapes, whose rates the present plan depends on.
+        self._probes: AbstractSet[tuple[str, int | GroupShape]] = frozenset()
         self.is_off = (
             False  # whether an observation since then says that it was made by a wrong rate
         )
@@ -211,15 +214,16 @@ class OnlineRates:
             False  # whether one has been made at the most GPUs that its network was allowed
         )
 
-    def add(self, network: Traits, prior: Mapping[int, float]) -> None:
+    def add(self, network: Traits, prior: PriorRates) -> None:
         """Add a network.
 
         Args:
-            prior: GPUs -> samples/s of earlier runs; ignored if training has shown that speed.
+            prior: shape or GPUs -> samples/s of earlier runs; ignored if training has shown that
+                speed.
         """
         self._networks[network.name] = network
         if prior and network.key not in self._seen:
-            self._prior.setdefault(network.key, dict(prior))
+            self._prior.setdefault(network.key, by_shape(prior))
         self._register(network)
         if self._table is None or self._estimate is None or len(self._networks) < 2 * RENEWED:
             self._table = None
@@ -234,36 +238,50 @@ class OnlineRates:
         self._kind_of[network.name] = self._kinds.setdefault(kind, kind)
         if not self.is_known(network.name):
             self._guessed.add(network.name)
+        elif network.key in self._prior:
+            self._record_spans(network.key, is_large=False)
+            self._record_spans(network.key, is_large=True)
 
     # ---- observe ----
 
-    def observe(self, name: str, gpus: int, observed: Observation) -> None:
-        """Record the rate of a group; it replaces its last observation or its prior."""
+    def observe(self, name: str, shape: GroupShape | int, observed: Observation) -> None:
+        """Record the rate of a group; it replaces its last observation or its prior.
+
+        Args:
+            shape: of the group, or its number of GPUs.
+        """
         if not observed.rate > 0:
             return
+        shape = as_shape(shape)
+        gpus = shape.gpus
         key = self._networks[name].key
         if key not in self._seen:
             self._guessed.difference_update(self._of_key[key])
         if self.sharing is not None:
             self.sharing.observe(
-                (key, gpus),
+                (key, shape),
                 observed.networks_per_gpu,
                 observed.rate,
                 observed.spread,
                 observed.steps,
             )
         alone = self._alone(observed)
-        before = self._prior.get(key, {}).get(gpus)
+        prior = self._prior.get(key, {})
+        before = rate_of_shape(prior, shape)
         if before is not None:
             if is_off(alone, before, self._noise.deviation):
                 del self._prior[key]  # so the others are in doubt as well
             else:
-                del self._prior[key][gpus]
-        is_first = gpus not in (seen := self._seen.setdefault(key, {}))
-        last = seen.setdefault(gpus, {}).get(name)
+                del prior[shape if shape in prior else GroupShape(gpus)]
+        is_first = not self.has_seen(name, gpus)
+        is_new_shape = not self.has_seen(name, shape)
+        seen = self._seen.setdefault(key, {}).setdefault(shape, {})
+        last = seen.get(name)
         if last is not None and last.networks_per_gpu == observed.networks_per_gpu:
             self._noise.add(last.rate, observed.rate)
-        seen[gpus][name] = observed
+        seen[name] = observed
+        if is_new_shape and shape.span:
+            self._record_spans(key, gpus > self._gpus_per_node)
         self._largest = max(self._largest, gpus)
         self._unread += 1
         if self._unread >= (
@@ -272,9 +290,11 @@ class OnlineRates:
             self._table = None
         planned = self._plan_rates.get(name)
         if planned is not None:
-            self.is_off |= is_off(alone, rate(planned, gpus), self._noise.deviation)
+            expected = rate(planned, gpus, shape.span)
+            self.is_off |= is_off(alone, expected, self._noise.deviation)
             self.is_off |= curves_differ(self._plan_sharing, self._curve, OFF)
             self.is_answered |= is_first and (name, gpus) in self._probes
+            self.is_answered |= is_new_shape and (name, shape) in self._probes
             max_gpus = planned.max_gpus or self._gpus
             self.may_grow |= is_first and gpus >= max_gpus < self._max_gpus(
                 self._kind_of[name], self._is_sure
@@ -298,12 +318,46 @@ class OnlineRates:
             return (1.0,)
         return self.sharing.curve
 
-    def has_seen(self, name: str, gpus: int | None = None) -> bool:
-        """Return True if training has shown the rate of a network, on any or on these GPUs."""
+    def has_seen(self, name: str, shape: GroupShape | int | None = None) -> bool:
+        """Return True if training has shown the rate of a network.
+
+        Args:
+            shape: of its group, or a number of GPUs, however they lie; None for any.
+        """
         seen = self._seen.get(self._networks[name].key, {})
-        if gpus is None:
+        if shape is None:
             return bool(seen)
-        return gpus in seen
+        if isinstance(shape, GroupShape):
+            return shape in seen
+        return any(shape == seen_shape.gpus for seen_shape in seen)
+
+    def is_span_untried(self, name: str, shape: GroupShape) -> bool:
+        """Return True if it is worth knowing how fast a network trains that lies otherwise.
+
+        That is known if :data:`SPANS_TRIED` networks of its family were seen both ways, in groups
+        that would fit on a node, or in larger ones. It is not worth two changes of a group if an
+        epoch is short.
+        """
+        network = self._networks[name]
+        observed = self._seen.get(network.key, {}).get(shape)
+        if not observed:
+            return False
+        is_large = shape.gpus > self._gpus_per_node
+        keys = self._seen_both_ways.get((network.family, is_large), set())
+        if network.key in keys or len(keys) >= SPANS_TRIED:
+            return False
+        alone = pool([self._alone(observation) for observation in observed.values()])
+        return self._samples >= LONG_EPOCH_S * alone.rate
+
+    def _record_spans(self, key: str, is_large: bool) -> None:
+        """Note whether networks of a key were seen spread, and not, in groups of such sizes."""
+        spans = {
+            shape.span is Span.SPREAD
+            for shape in (*self._prior.get(key, ()), *self._seen.get(key, ()))
+            if shape.span and (shape.gpus > self._gpus_per_node) == is_large
+        }
+        if len(spans) == 2:
+            self._seen_both_ways.setdefault((self.family_of(key), is_large), set()).add(key)
 
     def is_known(self, name: str) -> bool:
         """Return True if the rates of a network rest on training or an earlier run."""
@@ -323,11 +377,12 @@ class OnlineRates:
             self._table is None or not self._unread
         )
 
-    def record_plan(self, probes: AbstractSet[tuple[str, int]] = frozenset()) -> None:
+    def record_plan(self, probes: AbstractSet[tuple[str, int | GroupShape]] = frozenset()) -> None:
         """Record that a plan was made from the current table.
 
         Args:
-            probes: the networks and numbers of GPUs on whose unmeasured rates it depends.
+            probes: the networks and numbers of GPUs, or shapes, on whose unmeasured rates it
+                depends.
         """
         self._probes = probes
         self._plan_rates = self.table().by_name
@@ -357,10 +412,7 @@ class OnlineRates:
 
     def measured_table(self) -> RateTable:
         """Return the rates of measured networks up to their largest measured size."""
-        largest = {
-            key: max([*self._prior.get(key, ()), *self._seen.get(key, ())], default=0)
-            for key in self._of_key
-        }
+        largest = {key: max(self._sizes(key), default=0) for key in self._of_key}
         table = self.table()
         kinds = self._kind_of
         return replace(
@@ -371,6 +423,7 @@ class OnlineRates:
                     network.rates[:max_gpus],
                     min_gpus=network.min_gpus,
                     max_gpus=kind.max_gpus,
+                    spread_rates=network.spread_rates[:max_gpus],
                 )
                 for network in table.models
                 if (max_gpus := largest[(kind := kinds[network.name]).key])
@@ -385,7 +438,8 @@ class OnlineRates:
     @property
     def _is_sure(self) -> bool:
         """Return True if enough networks have two measured sizes to predict how others scale."""
-        return sum(len(seen) > 1 for seen in self._seen.values()) >= POOLED
+        sizes = ({shape.gpus for shape in seen} for seen in self._seen.values())
+        return sum(len(of_key) > 1 for of_key in sizes) >= POOLED
 
     def _max_gpus(self, kind: Traits, is_sure: bool) -> int:
         """Return the most GPUs on which a network may be planned now; one before any measurement.
@@ -393,32 +447,37 @@ class OnlineRates:
         If they were assumed twice as fast on two GPUs, the first networks would each get two, and
         others none.
         """
-        sizes = self._prior.get(kind.key, {}).keys() | self._seen.get(kind.key, {}).keys()
+        sizes = self._sizes(kind.key)
         largest = self._largest if is_sure else max(sizes, default=self._largest)
         max_gpus = min(max(1, REACH * largest), kind.max_gpus or self._gpus, self._gpus)
         return max(max_gpus, kind.min_gpus)
 
-    def points(self, key: str) -> dict[int, Observation]:
-        """Return GPUs -> rate of the networks of a key, from training or else an earlier run."""
+    def _sizes(self, key: str) -> set[int]:
+        """Return the numbers of GPUs that networks of a key were seen on, now or earlier."""
+        return {shape.gpus for shape in (*self._prior.get(key, ()), *self._seen.get(key, ()))}
+
+    def remembered_rate(self, key: str, shape: GroupShape) -> float | None:
+        """Return the samples/s of earlier runs in groups of a shape, or None."""
+        return rate_of_shape(self._remembered.get(key, {}), shape)
+
+    def family_of(self, key: str) -> str:
+        """Return the family of the networks of a key."""
+        return self._networks[self._of_key[key][0]].family
+
+    def points(self, key: str) -> dict[GroupShape, Observation]:
+        """Return shape -> rate of the networks of a key, from training or else an earlier run."""
+        seen = self._seen.get(key, {})
+        sizes = {shape.gpus for shape in seen}
         prior = {
-            gpus: Observation(observation) for gpus, observation in self._prior.get(key, {}).items()
+            shape: Observation(observation)
+            for shape, observation in self._prior.get(key, {}).items()
+            # What training has shown of a size replaces what was known of it without a span.
+            if shape.span or shape.gpus not in sizes
         }
         return prior | {
-            gpus: _pool([self._alone(observation) for observation in by_name.values()])
-            for gpus, by_name in self._seen.get(key, {}).items()
+            shape: pool([self._alone(observation) for observation in by_name.values()])
+            for shape, by_name in seen.items()
         }
-
-
-def _pool(observations: Sequence[Observation]) -> Observation:
-    """Combine the observations of several networks with the same speed."""
-    if len(observations) == 1:
-        return observations[0]
-    steps = np.array([observation.steps for observation in observations], dtype=np.float64)
-    mean = float(steps @ [observation.rate for observation in observations] / steps.sum())
-    spread = math.sqrt(
-        float(steps @ [observation.spread**2 for observation in observations] / steps.sum())
-    )
-    return Observation(mean, spread, int(steps.sum()))
 
 
 class _Estimate:
@@ -426,9 +485,18 @@ class _Estimate:
 
     def __init__(self, rates: OnlineRates) -> None:
         self._rates = rates
-        self._points = {key: rates.points(key) for key in rates._of_key}
+        self._noise = rates._noise.deviation
+        self._pairs_of_key = {
+            key: make_pairs(rates.points(key), self._noise) for key in rates._of_key
+        }
+        # family -> the pairs of all its networks
+        self._pairs_of_family: dict[str, list[Pair]] = {}
+        for key, pairs in self._pairs_of_key.items():
+            self._pairs_of_family.setdefault(rates.family_of(key), []).extend(pairs)
+        self._spans = {key: self._split(key) for key in rates._of_key}
+        self._points = {key: spans.points for key, spans in self._spans.items()}
         errors = [
-            max(observation.error, _PLAIN_ERROR) ** 2
+            max(observation.error, PLAIN_ERROR) ** 2
             for points in self._points.values()
             for observation in points.values()
         ]
@@ -445,6 +513,20 @@ class _Estimate:
         self._base = self._base_of_unknown()
         self._offset = self._offset_of_families()
 
+    def _split(self, key: str) -> SpanPoints:
+        rates = self._rates
+        of_key = self._pairs_of_key.get(key, ())
+        of_family = self._pairs_of_family.get(rates.family_of(key), ())
+
+        def factor(is_large: bool) -> float | None:
+            for pairs in (of_key, of_family):
+                of_size = [pair for pair in pairs if (pair.gpus > rates._gpus_per_node) == is_large]
+                if of_size:
+                    return spread_factor(of_size, self._noise)
+            return None
+
+        return split_spans(rates.points(key), rates._gpus_per_node, (factor(False), factor(True)))
+
     def table(self) -> RateTable:
         rates = self._rates
         is_sure = self._rates._is_sure
@@ -459,13 +541,21 @@ class _Estimate:
     def add_network(self, name: str, kind: Traits) -> Network:
         """Return a network that was added after the estimate, from the knowledge of that time."""
         if kind.key not in self._points:
-            self._points[kind.key] = self._rates.points(kind.key)
+            self._spans[kind.key] = self._split(kind.key)
+            self._points[kind.key] = self._spans[kind.key].points
         return self._network(name, kind, self._rates._is_sure)
 
     def _network(self, name: str, kind: Traits, is_sure: bool) -> Network:
         """Return a network with its rates up to the GPUs on which it may be planned."""
         max_gpus = self._rates._max_gpus(kind, is_sure)
-        return Network(name, self.curve(kind, max_gpus), min_gpus=kind.min_gpus, max_gpus=max_gpus)
+        rates = self.curve(kind, max_gpus)
+        return Network(
+            name,
+            rates,
+            min_gpus=kind.min_gpus,
+            max_gpus=max_gpus,
+            spread_rates=self._spans[kind.key].spread_rates(rates),
+        )
 
     def _slope(self, key: str, deviations: float = 1.0) -> float:
         """Return the change of the log efficiency per further GPU, at the optimistic end."""

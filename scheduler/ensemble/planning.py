@@ -24,7 +24,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from scheduler.base import Cluster, Member, Network, Options, Progress, RateTable, Round
+from scheduler.base import (
+    Cluster,
+    Member,
+    Network,
+    Options,
+    Progress,
+    RateTable,
+    Round,
+    Span,
+)
 from scheduler.ensemble.fusing import ProcessPlan
 from scheduler.ensemble.policies import Policy
 from scheduler.ensemble.rates import curve
@@ -45,10 +54,29 @@ def plan(
     """
     if not options.peak_limited:
         rates = replace(rates, supply=math.inf)
+    if rates.has_spread:
+        gpus_per_node = cluster.gpus_per_node // cluster.slots
+        rates = limit_to_nodes(rates, (cluster.nodes - 1) * gpus_per_node)
     if cluster.slots == 1:
         return policy.decide(limit_to_supply(rates, cluster.gpus), progress, cluster, options)
     count = networks_per_gpu(rates, progress, cluster)
     return _SharedPlan(policy, progress, cluster, count).decide(rates, options)
+
+
+@lru_cache(maxsize=16)
+def limit_to_nodes(rates: RateTable, max_spread: int) -> RateTable:
+    """Leave out the rates of spread groups that the cluster has too few nodes for.
+
+    Args:
+        max_spread: the most GPUs that can lie on more nodes than necessary.
+    """
+    return replace(
+        rates,
+        models=tuple(
+            replace(network, spread_rates=network.spread_rates[:max_spread])
+            for network in rates.models
+        ),
+    )
 
 
 @lru_cache(maxsize=16)
@@ -72,9 +100,10 @@ def limit_to_supply(rates: RateTable, gpus: int) -> RateTable:
 
 def max_rate(network: Network, gpus: int) -> float:
     """Return an upper bound on the rate of a network."""
-    if len(network.rates) > 1:
-        return max(max(network.rates), gpus * network.rates[-1] / len(network.rates))
-    return network.rates[0]
+    rates = network.best_rates
+    if len(rates) > 1:
+        return max(max(rates), gpus * rates[-1] / len(rates))
+    return rates[0]
 
 
 def _limit_to_supply(network: Network, supply: float, gpus: int) -> Network:
@@ -84,10 +113,15 @@ def _limit_to_supply(network: Network, supply: float, gpus: int) -> Network:
     if not len(enough):
         return network
     max_gpus = max(int(enough[0]) + 1, network.min_gpus)
+
+    def limited(span: Span) -> tuple[float, ...]:
+        return tuple(min(rate, supply) for rate in curve(network, max_gpus, span).tolist())
+
     return replace(
         network,
-        rates=tuple(min(rate, supply) for rate in rates[:max_gpus].tolist()),
+        rates=limited(Span.ANY),
         max_gpus=max_gpus,
+        spread_rates=limited(Span.SPREAD) if network.spread_rates else (),
     )
 
 
@@ -198,6 +232,7 @@ class _SharedPlan:
                     replace(
                         network,
                         rates=tuple(part * rate for rate in network.rates),
+                        spread_rates=tuple(part * rate for rate in network.spread_rates),
                         max_gpus=max(network.min_gpus, min(gpus, network.max_gpus or gpus)),
                     )
                     for network in rates.models

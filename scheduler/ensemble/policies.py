@@ -25,6 +25,7 @@ from scheduler.base import Cluster, Member, Options, Progress, RateTable, Round
 from scheduler.ensemble.adaptive import group_sizes, select_admitted
 from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
 from scheduler.ensemble.elastic import elastic_round
+from scheduler.ensemble.exchanges import exchange_devices
 from scheduler.ensemble.flotilla import form_flotilla
 from scheduler.ensemble.indexed import rows_outside
 from scheduler.ensemble.pace import FREE, LOCKSTEP, Stream
@@ -126,7 +127,8 @@ def fleet_global(rates: RateTable, progress: Progress, cluster: Cluster, options
         if formed and counts == Round(formed).counts:
             return Round(formed)
         return Round()
-    return Round(place_groups(counts, cluster.devices, cluster.gpus_per_node))
+    placed = place_groups(counts, cluster.devices, cluster.gpus_per_node)
+    return Round(exchange_devices(placed, rates, cluster))
 
 
 def _with_guessed(
@@ -162,7 +164,9 @@ def local(rates: RateTable, progress: Progress, cluster: Cluster, options: Optio
     if not free:
         return Round(running)
     counts = form_flotilla(rates, _waiting(running, rates, progress), len(free), options)
-    return Round((*running, *place_groups(counts, free, cluster.gpus_per_node)))
+    members = (*running, *place_groups(counts, free, cluster.gpus_per_node))
+    fixed = frozenset(device for member in running for device in member.devices)
+    return Round(exchange_devices(members, rates, cluster, running, fixed))
 
 
 def adaptive(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
@@ -179,7 +183,8 @@ def adaptive(rates: RateTable, progress: Progress, cluster: Cluster, options: Op
         return target
     running = _alive_groups(rates, progress, cluster)
     sizes = group_sizes(rates, replace(progress, running=running), cluster)
-    return Round(rearrange(sizes, running, cluster.devices, cluster.gpus_per_node))
+    members = rearrange(sizes, running, cluster.devices, cluster.gpus_per_node)
+    return Round(exchange_devices(members, rates, cluster, running))
 
 
 def _may_begin(rates: RateTable, progress: Progress, cluster: Cluster) -> bool:

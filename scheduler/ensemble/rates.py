@@ -3,6 +3,10 @@
 A rate r(m) is samples/s of one network on m GPUs. Rates need not rise: Eq. 5 falls beyond its peak,
 and measured ones may dip (a group that leaves its node). A *useful* count is one on which the
 network is faster than on any fewer GPUs; only those are worth giving.
+
+A rate belongs to a :class:`~scheduler.base.GroupShape`: to a number of GPUs and to how they lie on
+nodes, where that is known to matter. Sizes are chosen by the rates of GPUs that lie best, because
+:mod:`scheduler.ensemble.exchanges` then lets them lie so; :func:`rate` looks up any.
 """
 
 from __future__ import annotations
@@ -17,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launch.errors import InputError
-from scheduler.base import Network, RateTable
+from scheduler.base import Network, RateTable, Span
 
 ROUNDING = 1e-12  # of an efficiency
 
 
-def curve(network: Network, gpus: int) -> NDArray[np.float64]:
+def curve(network: Network, gpus: int, span: Span | None = None) -> NDArray[np.float64]:
     """Return the rates of one network on 1..``gpus`` GPUs, shape (gpus,), samples/s.
 
     Up to the last measured count b they are measured; beyond it, as in Eq. 5, the efficiency r(b)/b
@@ -40,9 +44,10 @@ def curve(network: Network, gpus: int) -> NDArray[np.float64]:
     >>> curve(Network("a", (10.0, 18.0)), 4).round(2).tolist()
     [10.0, 18.0, 24.3, 29.16]
     """
-    measured = np.asarray(network.rates[:gpus], dtype=np.float64)
+    rates = network.best_rates if span is None else network.rates_on(span)
+    measured = np.asarray(rates[:gpus], dtype=np.float64)
     return np.concatenate(
-        [measured, extrapolate_rates(network.rates, np.arange(len(measured) + 1, gpus + 1))]
+        [measured, extrapolate_rates(rates, np.arange(len(measured) + 1, gpus + 1))]
     )
 
 
@@ -68,14 +73,19 @@ def _falling(rates: Sequence[float]) -> float:
 
 def is_straight(network: Network) -> bool:
     """Return True if each further GPU adds as much as those before."""
-    return len(network.rates) > 1 and _falling(network.rates) == 1
+    return len(network.rates) > 1 and _falling(network.best_rates) == 1
 
 
-def rate(network: Network, gpus: int) -> float:
-    """Return the rate of one network on a number of GPUs, samples/s."""
-    if gpus <= len(network.rates):
-        return float(network.rates[gpus - 1])
-    return float(extrapolate_rates(network.rates, np.array([gpus]))[0])
+def rate(network: Network, gpus: int, span: Span | None = None) -> float:
+    """Return the rate of one network on a number of GPUs, samples/s.
+
+    Args:
+        span: how the GPUs lie; None if they lie best.
+    """
+    rates = network.best_rates if span is None else network.rates_on(span)
+    if gpus <= len(rates):
+        return float(rates[gpus - 1])
+    return float(extrapolate_rates(rates, np.array([gpus]))[0])
 
 
 def median_rates(networks: Sequence[Network]) -> tuple[float, ...]:
@@ -137,7 +147,7 @@ def last_useful(network: Network, gpus: int) -> int:
     base = len(network.rates)
     last = max(base, network.min_gpus)
     if base > 1:
-        fall = -math.log(_falling(network.rates))
+        fall = -math.log(_falling(network.best_rates))
         last = max(last, math.ceil(1 / fall) + 1) if fall * gpus > 1 else gpus
     return min(last, network.max_gpus or gpus, gpus)
 
@@ -150,7 +160,7 @@ class _Kinds:
 
     def __init__(self) -> None:
         self._models: tuple[Network, ...] = ()
-        self._kind_of: dict[tuple[tuple[float, ...], int, int | None], int] = {}
+        self._kind_of: dict[tuple[object, ...], int] = {}
         self._first: list[int] = []  # row of each kind
         self._of_rows = np.zeros(0, np.int64)
 
@@ -164,7 +174,8 @@ class _Kinds:
         further = []
         for row, network in enumerate(models[start:], start):
             kind = self._kind_of.setdefault(
-                (network.rates, network.min_gpus, network.max_gpus), len(self._first)
+                (network.rates, network.spread_rates, network.min_gpus, network.max_gpus),
+                len(self._first),
             )
             if kind == len(self._first):
                 self._first.append(row)

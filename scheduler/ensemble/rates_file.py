@@ -3,12 +3,13 @@
     {"samples_per_epoch": 30606, "gpus_per_node": 4,
      "models": [{"name": "m0", "rates": [22.5, 44.9], "epochs": 8, "params_mb": 1179.0}, ...]}
 
-``rates[m-1]`` is samples/s on m GPUs. ``epochs`` and ``params_mb`` may be left
-out; ``step_s`` of a model, ``[{"batch", "seconds"}]``, and ``comm_s`` at the
-top, ``[{"params_mb", "gpus", "seconds"}]``, are what the job scalability
-analyzer reads; ``batches`` of a model, such as ``[64, 512]``, is the range of
-its global batch, where that may change. ``sharing`` at the top, such as ``[1, 1.6, 2.1]``, says how
-many times as many samples/s as one 1, 2, 3 networks on one GPU train together. Unknown keys are
+``rates[m-1]`` is samples/s on m GPUs that lie on as few nodes as possible. ``epochs`` and
+``params_mb`` may be left out; ``step_s`` of a model, ``[{"batch", "seconds"}]``, and ``comm_s`` at
+the top, ``[{"params_mb", "gpus", "seconds"}]``, are what the job scalability analyzer reads;
+``batches`` of a model, such as ``[64, 512]``, is the range of its global batch, where that may
+change. ``spread_rates`` of a model are samples/s on 1, 2, ... GPUs that lie on more nodes than
+necessary, where that makes a difference. ``sharing`` at the top, such as ``[1, 1.6, 2.1]``, says
+how many times as many samples/s as one 1, 2, 3 networks on one GPU train together. Unknown keys are
 mistakes.
 """
 
@@ -101,6 +102,7 @@ def _network_record(network: Network) -> dict[str, Any]:
         "params_mb": network.params_mb,
         "step_s": list(map(asdict, network.step_s)) or None,
         "batches": network.batches and list(network.batches),
+        "spread_rates": list(network.spread_rates) or None,
     }
     return {key: value for key, value in record.items() if value is not None}
 
@@ -110,7 +112,7 @@ def _network(read: RecordReader, value: Any, location: str) -> Network:
         value,
         location,
         required=("name", "rates"),
-        optional=("epochs", "params_mb", "step_s", "batches"),
+        optional=("epochs", "params_mb", "step_s", "batches", "spread_rates"),
     )
     name = record.get("name", location)
     if not is_name(name):
@@ -123,6 +125,7 @@ def _network(read: RecordReader, value: Any, location: str) -> Network:
         network_of(read, str(name), record, "rates", location),
         step_s=steps,
         batches=_batches(read, record, location),
+        spread_rates=_spread_rates(read, record, location),
     )
 
 
@@ -130,10 +133,7 @@ def network_of(
     read: RecordReader, name: str, record: dict[str, Any], key: str, location: str
 ) -> Network:
     """Return a network from a record: its rates, and optionally its epochs and size."""
-    rates = tuple(
-        read.positive(rate, f"{location}.{key}[{i}]", "samples/s")
-        for i, rate in enumerate(read.items(record, key, f"{location}.{key}"))
-    )
+    rates = _positive_rates(read, record, key, location)
     if key in record and not rates:
         read.add_mistake(f"{location}.{key}", "empty, but needs at least the rate on 1 GPU")
     epochs = read.count(record, "epochs", f"{location}.epochs") if "epochs" in record else None
@@ -141,6 +141,26 @@ def network_of(
     if "params_mb" in record:
         params_mb = read.positive(record["params_mb"], f"{location}.params_mb", "MB")
     return Network(name, rates, epochs=epochs, params_mb=params_mb)
+
+
+def _positive_rates(
+    read: RecordReader, record: dict[str, Any], key: str, location: str
+) -> tuple[float, ...]:
+    return tuple(
+        read.positive(rate, f"{location}.{key}[{i}]", "samples/s")
+        for i, rate in enumerate(read.items(record, key, f"{location}.{key}"))
+    )
+
+
+def _spread_rates(read: RecordReader, record: dict[str, Any], location: str) -> tuple[float, ...]:
+    rates = _positive_rates(read, record, "spread_rates", location)
+    of_few_nodes = record.get("rates")
+    if isinstance(of_few_nodes, list) and len(rates) > len(of_few_nodes):
+        read.add_mistake(
+            f"{location}.spread_rates",
+            f"{len(rates)} rates, but must be at most as many as `rates`: {len(of_few_nodes)}",
+        )
+    return rates
 
 
 def _batches(read: RecordReader, record: dict[str, Any], location: str) -> tuple[int, int] | None:

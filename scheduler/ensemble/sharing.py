@@ -22,8 +22,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from scheduler.base import RateTable
+from scheduler.base import GroupShape, RateTable
 from scheduler.ensemble.rates import rate
+from scheduler.ensemble.spans import PriorRates, as_shape, by_shape
 
 REACH = 2  # times as many networks on a GPU as were measured, at most
 CONTENTION = 0.25  # of a GPU, which each network keeps busy alone, before any is measured
@@ -34,8 +35,8 @@ _PLAIN_ERROR = 0.02  # of a rate, at least
 _VAGUE = 0.2  # an error with which a rate says nothing of what networks train together
 _VAGUER = 2.0  # times the error of what is known, and it is no reason to forget that
 
-# (speed, GPUs of the group): its rate depends on nothing but the others beside it.
-Unit: TypeAlias = tuple[str, int]
+# (speed, shape of the group): its rate depends on nothing but the others beside it.
+Unit: TypeAlias = tuple[str, GroupShape]
 
 
 def speedup(sharing: Sequence[float], count: int) -> float:
@@ -169,7 +170,7 @@ class Sharing:
 
     Args:
         prior: k -> s(k) of earlier runs, for k > 1; measurements of this run take precedence.
-        alone: speed -> {GPUs: samples/s} of earlier runs on GPUs that were not shared.
+        alone: speed -> {shape or GPUs: samples/s} of earlier runs on GPUs that were not shared.
         idle_slots: number of networks that are expected to train no more together than one, unless
             measured otherwise; so sharing is not tried.
 
@@ -180,27 +181,36 @@ class Sharing:
     def __init__(
         self,
         prior: Mapping[int, float] | None = None,
-        alone: Mapping[str, Mapping[int, float]] | None = None,
+        alone: Mapping[str, PriorRates] | None = None,
         idle_slots: int = 1,
     ) -> None:
         self._prior = dict(prior or {})
         self.expected = (1.0,) * idle_slots
         self._fit: dict[int, float] = {}
         self._observations = {
-            ((speed, gpus), 1): _SharedRate((speed, gpus), 1, rate)
+            ((speed, shape), 1): _SharedRate((speed, shape), 1, rate)
             for speed, rates in (alone or {}).items()
-            for gpus, rate in rates.items()
+            for shape, rate in by_shape(rates).items()
         }
 
-    def observe(self, unit: Unit, count: int, rate: float, spread: float, steps: int) -> None:
+    def observe(
+        self,
+        group: tuple[str, GroupShape | int],
+        count: int,
+        rate: float,
+        spread: float,
+        steps: int,
+    ) -> None:
         """Record the rate of a group while ``count`` networks, including its own, used its GPU.
 
         Args:
+            group: its speed, and its shape or number of GPUs.
             rate: samples/s of the whole group.
             spread: standard deviation of the durations of steps, as a share of their mean.
             steps: number of timed steps.
         """
         error = max(_PLAIN_ERROR, max(spread, _SPREAD) / math.sqrt(max(1, steps)))
+        unit = group[0], as_shape(group[1])
         before = self._observations.get((unit, count))
         if error > _VAGUE or (before is not None and error > _VAGUER * before.error):
             return
@@ -234,7 +244,7 @@ class Sharing:
 def _fit_sharing(observations: Sequence[_SharedRate]) -> dict[int, float]:
     """Return s(k) of each k that is connected to k = 1 by units measured at both.
 
-    >>> a, b = ("a", 1), ("b", 1)
+    >>> a, b = ("a", GroupShape(1)), ("b", GroupShape(1))
     >>> _fit_sharing([_SharedRate(a, 1, 10.0), _SharedRate(a, 2, 8.0), _SharedRate(b, 3, 4.0)])
     {2: 1.6}
     """

@@ -96,7 +96,7 @@ def _corners(
     rising = rate[useful]
     last = min(gpus, network.max_gpus or gpus)
     if is_straight(network) and last > len(useful):
-        end = extrapolate_rates(network.rates, np.array([last]))
+        end = extrapolate_rates(network.best_rates, np.array([last]))
         if end[0] > rising[-1]:
             return np.append(counts, last), np.append(rising, end)
     return counts, rising

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -220,15 +221,17 @@ def with_errors(table: RateTable, error: float, seed: int) -> RateTable:
         seed: the seed of the errors.
     """
     rng = np.random.default_rng(seed)
+
+    def wrong(rates: Sequence[float]) -> tuple[float, ...]:
+        return tuple(rate * max(0.5, 1 + error * float(rng.standard_normal())) for rate in rates)
+
     return replace(
         table,
         models=tuple(
             replace(
                 network,
-                rates=tuple(
-                    rate * max(0.5, 1 + error * float(rng.standard_normal()))
-                    for rate in network.rates
-                ),
+                rates=wrong(network.rates),
+                spread_rates=wrong(network.spread_rates),
             )
             for network in table.models
         ),

@@ -23,8 +23,8 @@ from scheduler.ensemble.moves import Grow, Move, Shrink, Start, Stop, plan_moves
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import Policy
-from scheduler.ensemble.probing import find_probes_of_plan
-from scheduler.ensemble.rates import curves
+from scheduler.ensemble.probing import find_probes_of_plan, try_spans
+from scheduler.ensemble.rates import curves, rate
 from scheduler.ensemble.sharing import share, speedup
 from scheduler.ensemble.waterfill import lower_bound
 from scheduler.simulation.groups import Kind, Production, SimulatedGroup, State
@@ -247,6 +247,14 @@ class _Run:
             )
         target = plan(self.policy, policy_rates, progress, self.cluster, self.options)
         if self.learner is not None:
+            target, spread = try_spans(
+                self.policy,
+                policy_rates,
+                self.learner.rates.is_span_untried,
+                progress,
+                self.cluster,
+                target,
+            )
             probes = find_probes_of_plan(
                 self.policy,
                 policy_rates,
@@ -256,7 +264,7 @@ class _Run:
                 self.options,
                 target,
             )
-            self.learner.record_plan(target != self.target, probes)
+            self.learner.record_plan(target != self.target, probes | spread)
         self.target = target
         self._carry_out()
 
@@ -265,7 +273,9 @@ class _Run:
         if self.learner is not None:
             for group in self._training():
                 if self.sim.now >= group.ready_s + self.learner.after_s:
-                    self.learner.observe(group.name, len(group.devices), group.networks_per_gpu)
+                    self.learner.observe(
+                        group.name, group.shape(self.cluster), group.networks_per_gpu
+                    )
 
     def _check_idle_devices(self) -> None:
         """Decide again if idle devices could be used by groups that were just measured."""
@@ -328,12 +338,13 @@ class _Run:
 
     def _rate(self, group: SimulatedGroup) -> float:
         gpus = len(group.devices)
-        if group.batch is None:
+        network = self.rates.models[group.row]
+        if network.spread_rates:
+            alone = rate(network, gpus, group.shape(self.cluster).span)
+        elif group.batch is None:
             alone = float(self.rate_of[group.row, gpus - 1])
         else:
-            alone = epoch_rate(
-                self.rates.models[group.row], self.rates.comm_s, gpus, group.batch, self.samples
-            )
+            alone = epoch_rate(network, self.rates.comm_s, gpus, group.batch, self.samples)
         # Including the time between epochs.
         paid = 1 / (1 / alone + self.costs.epoch_s / self.samples)
         return paid * share(self.rates.sharing, group.networks_per_gpu)
@@ -402,8 +413,8 @@ class _Run:
         group.since = self.sim.now
         group.next = None
         group.ready_s = self.sim.now
-        if self.learner is not None and not self.learner.rates.has_seen(
-            group.name, len(group.devices)
+        if self.learner is not None and not self.learner.has_seen(
+            group.name, group.shape(self.cluster)
         ):
             self.sim.after(self.learner.after_s, Kind.LOOK, self._check_idle_devices)
         group.stint_epochs = group.epochs_done(self.samples)
@@ -424,7 +435,7 @@ class _Run:
         group.supplied = 0.0
         self._observe()
         if self.learner is not None:
-            self.learner.observe(group.name, len(group.devices), group.networks_per_gpu)
+            self.learner.observe(group.name, group.shape(self.cluster), group.networks_per_gpu)
         if group.epoch >= group.last_epoch:
             self._end_stint(group)
             self._release(group, State.FINISHED)

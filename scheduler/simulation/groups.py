@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import Enum, IntEnum, auto
 from functools import partial
 
-from scheduler.base import Network
+from scheduler.base import Cluster, GroupShape, Network
 from scheduler.ensemble.moves import GroupHolding, Stance
 from scheduler.ensemble.pace import Ring, Stream
 from scheduler.simulation.kernel import Event, Simulator
@@ -62,6 +62,10 @@ class SimulatedGroup:
     def epochs_done(self, samples: int) -> float:
         """Return its epochs, with fractions, of so many samples each."""
         return self.epoch + self.position / samples
+
+    def shape(self, cluster: Cluster) -> GroupShape:
+        """Return how many GPUs it has, and how they lie."""
+        return GroupShape.of(self.devices, cluster)
 
     def holding(self) -> GroupHolding:
         """Return its devices and their possible changes; building takes no simulated time."""

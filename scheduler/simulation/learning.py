@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from launch.errors import InputError
-from scheduler.base import Network, RateTable
+from scheduler.base import GroupShape, Network, RateTable
 from scheduler.ensemble.online import Observation, OnlineRates, Traits
 from scheduler.ensemble.probing import Probes
-from scheduler.ensemble.rates import curve
+from scheduler.ensemble.rates import rate
 from scheduler.ensemble.sharing import share
 
 _STEPS = 100  # steps per simulated observation
@@ -30,6 +30,7 @@ class Learning:
         error: relative standard deviation of an observation; drawn per network and number of GPUs.
         after_s: seconds of training until the rate of a group is known.
         seed: the seed of the errors.
+        spans: whether observed rates also belong to how GPUs lie on nodes, as in a live run.
 
     Raises:
         InputError: a number is out of its range.
@@ -39,6 +40,7 @@ class Learning:
     error: float = 0.0
     after_s: float = 10.0
     seed: int = 0
+    spans: bool = True
 
     def __post_init__(self) -> None:
         for name, high in (("prior_error", 5.0), ("error", 1.0), ("after_s", 1e9)):
@@ -64,11 +66,12 @@ class Learner:
         wrong = np.exp(learning.prior_error * rng.standard_normal(len(rates.models)))
         self._errors = rng.spawn(len(rates.models))
         self._index = {network.name: index for index, network in enumerate(rates.models)}
-        self._curves = [curve(network, gpus) for network in rates.models]
+        self._networks = rates.by_name
         self._learning = learning
         self.after_s = learning.after_s
         self.replans = 0
-        self._observed: set[tuple[str, int, int]] = set()
+        # network, what its observations belong to, networks on a GPU -> the newest shape
+        self._observed: dict[tuple[str, GroupShape, int], GroupShape] = {}
         self._sharing = rates.sharing
         self.rates = OnlineRates(
             [
@@ -81,17 +84,30 @@ class Learner:
             slots=slots,
         )
 
-    def observe(self, name: str, gpus: int, networks_per_gpu: int) -> None:
+    def observe(self, name: str, shape: GroupShape, networks_per_gpu: int) -> None:
         """Record the rate of a group with so many networks on its GPU."""
-        if (name, gpus, networks_per_gpu) not in self._observed:
-            self._observed.add((name, gpus, networks_per_gpu))
-            index = self._index[name]
-            error = self._learning.error
-            noise = max(0.5, 1 + error * float(self._errors[index].standard_normal()))
-            rate = float(self._curves[index][gpus - 1]) * share(self._sharing, networks_per_gpu)
-            self.rates.observe(
-                name, gpus, Observation(rate * noise, error * _STEPS**0.5, _STEPS, networks_per_gpu)
-            )
+        visible = self._visible_shape(shape)
+        if self._observed.get((name, visible, networks_per_gpu)) == shape:
+            return
+        self._observed[name, visible, networks_per_gpu] = shape
+        error = self._learning.error
+        random = self._errors[self._index[name]]
+        noise = max(0.5, 1 + error * float(random.standard_normal()))
+        true = rate(self._networks[name], shape.gpus, shape.span)
+        together = true * share(self._sharing, networks_per_gpu)
+        self.rates.observe(
+            name,
+            visible,
+            Observation(together * noise, error * _STEPS**0.5, _STEPS, networks_per_gpu),
+        )
+
+    def has_seen(self, name: str, shape: GroupShape) -> bool:
+        """Return True if the rate of a group has been observed."""
+        return self.rates.has_seen(name, self._visible_shape(shape))
+
+    def _visible_shape(self, shape: GroupShape) -> GroupShape:
+        """Return what observations of a shape belong to."""
+        return shape if self._learning.spans else GroupShape(shape.gpus)
 
     def table(self) -> RateTable:
         """Return the rates for the policy."""
@@ -110,10 +126,14 @@ class Learner:
 
 
 def _traits(network: Network, wrong: float) -> Traits:
-    """Return a network whose rate on one GPU is guessed, in an arbitrary unit."""
+    """Return a network whose rate on one GPU is guessed, in an arbitrary unit.
+
+    Names that differ by their numbers are of one family.
+    """
     return Traits(
         network.name,
         network.name,
+        network.name.rstrip("0123456789"),
         operations=wrong / network.rates[0],
         min_gpus=network.min_gpus,
         max_gpus=network.max_gpus,

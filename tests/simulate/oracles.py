@@ -167,8 +167,8 @@ class Observer(Witness):
         if sequence in missed:
             self.object_to(f"{process} reads chunk {sequence}, which it has counted as missed")
 
-    def observed_rate(self, process: k.Process, name: str, gpus: int, observed: Any) -> None:
-        self._rates.observed(process, name, gpus, observed)
+    def observed_rate(self, process: k.Process, name: str, shape: Any, observed: Any) -> None:
+        self._rates.observed(process, name, shape, observed)
 
     def planned(self, process: k.Process, rates: Mapping[str, Any]) -> None:
         self._rates.planned(process, rates)

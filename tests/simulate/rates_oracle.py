@@ -35,12 +35,13 @@ _MANY_STEPS = 30
 class _Learned:
     """What a launch has logged of rates."""
 
-    observed: list[tuple[str, int, float, int]] = field(default_factory=list)
-    steps: dict[tuple[str, int], int] = field(default_factory=dict)
+    observed: list[tuple[str, str, float, int]] = field(default_factory=list)
+    steps: dict[tuple[str, str], int] = field(default_factory=dict)
     estimated: dict[str, Any] = field(default_factory=dict)
+    spread: dict[str, Any] = field(default_factory=dict)  # estimates of groups on more nodes
     planned: dict[str, Any] = field(default_factory=dict)
     sharing: Any = None
-    newest: tuple[int, float] | None = None  # GPUs and rate that the cache must have
+    newest: tuple[str, float] | None = None  # shape and rate that the cache must have
     profiled: Mapping[str, Any] = field(default_factory=dict)
     measured: set[tuple[str, int]] = field(default_factory=set)
     wrong: list[tuple[int, float]] = field(default_factory=list)  # GPUs and rates
@@ -104,13 +105,14 @@ class RatesOracle:
 
     # ---- what rank 0 reports ----
 
-    def observed(self, process: k.Process, name: str, gpus: int, observed: Any) -> None:
+    def observed(self, process: k.Process, name: str, shape: Any, observed: Any) -> None:
         """A group has shown a rate."""
+        gpus = shape.gpus
         if not observed.rate:
             return
         learned = self._of(process)
         if observed.networks_per_gpu == 1:
-            learned.observed.append((name, gpus, observed.rate, observed.steps))
+            learned.observed.append((name, str(shape), observed.rate, observed.steps))
         rates = self._file.get(name)
         if rates is None or len(rates) < gpus or observed.steps < _MANY_STEPS:
             return
@@ -145,18 +147,19 @@ class RatesOracle:
             log(self, self._of(process), process, record)
 
     def _learned(self, learned: _Learned, process: k.Process, record: Mapping[str, Any]) -> None:
-        name, gpus, rate, steps = (record[key] for key in ("network", "gpus", "rate", "steps"))
+        name, rate, steps = (record[key] for key in ("network", "rate", "steps"))
+        shape = _shape(record)
         if self._must_measure:
             self._object_to(f"the rate of {name} was learned, though rates should be measured")
-        if steps < _SURER * learned.steps.get((name, gpus), 0):
+        if steps < _SURER * learned.steps.get((name, shape), 0):
             self._object_to(f"the rate of {name} was logged again after few steps: {record}")
         if not any(
-            (name, gpus, steps) == (*seen[:2], seen[3]) and _is_close(rate, seen[2])
+            (name, shape, steps) == (*seen[:2], seen[3]) and _is_close(rate, seen[2])
             for seen in learned.observed
         ):
             self._object_to(f"no group has shown this rate alone on its GPUs: {record}")
-        learned.steps[name, gpus] = steps
-        learned.newest = gpus, rate
+        learned.steps[name, shape] = steps
+        learned.newest = shape, rate
 
     def _measured_rate(
         self, learned: _Learned, process: k.Process, record: Mapping[str, Any]
@@ -170,7 +173,7 @@ class RatesOracle:
         if before is not None and before != process.label:
             self._object_to(f"launch {before} had measured {name} on {gpus} GPUs: {record}")
         learned.measured.add((name, gpus))
-        learned.newest = gpus, rate
+        learned.newest = str(gpus), rate
 
     def _profiled(self, learned: _Learned, process: k.Process, record: Mapping[str, Any]) -> None:
         learned.profiled = record["rates"]
@@ -178,10 +181,14 @@ class RatesOracle:
             self._measured.update(dict.fromkeys(learned.measured, process.label))
 
     def _estimated(self, learned: _Learned, process: k.Process, record: Mapping[str, Any]) -> None:
+        spread = record.get("spread_rates", {})
         for name, rates in record["rates"].items():
-            if learned.estimated.get(name) == rates:
+            before = learned.estimated.get(name), learned.spread.get(name)
+            if before == (rates, spread.get(name)):
                 self._object_to(f"the rates of {name} were logged again: {record}")
+            learned.spread.pop(name, None)
         learned.estimated.update(record["rates"])
+        learned.spread.update(spread)
 
     def _sharing(self, learned: _Learned, process: k.Process, record: Mapping[str, Any]) -> None:
         content = {key: value for key, value in record.items() if key != "t_s"}
@@ -202,7 +209,7 @@ class RatesOracle:
     def _rate_off(self, learned: _Learned, process: k.Process, record: Mapping[str, Any]) -> None:
         learned.reported.append((record["gpus"], record["rate"]))
         if record["corrected"]:
-            learned.newest = record["gpus"], record["rate"]
+            learned.newest = _shape(record), record["rate"]
 
     def _of(self, process: k.Process) -> _Learned:
         return self._launches.setdefault(process.label, _Learned())
@@ -226,10 +233,10 @@ class RatesOracle:
             if not rate["machine"].endswith(self._hardware):
                 self._object_to(f"a rate was measured on {self._hardware}; the cache has {rate}")
         if learned.newest is not None:
-            gpus, rate = learned.newest
-            cached = [sizes[str(gpus)]["rate"] for sizes in entries if str(gpus) in sizes]
+            shape, rate = learned.newest
+            cached = [shapes[shape]["rate"] for shapes in entries if shape in shapes]
             if not any(_is_close(rate, value) for value in cached):
-                self._object_to(f"the cache has {cached} on {gpus} GPUs, but not {rate}")
+                self._object_to(f"the cache has {cached} on {shape} GPUs, but not {rate}")
         if learned.sharing is not None:
             for number, speedup in enumerate(learned.sharing["speedups"][1:], start=2):
                 cached = [sizes[str(number)]["rate"] for sizes in entries if str(number) in sizes]
@@ -258,6 +265,11 @@ _LOGGED: dict[str, Callable[..., None]] = {
     "rate_off": RatesOracle._rate_off,
     "search": RatesOracle._tell,
 }
+
+
+def _shape(record: Mapping[str, Any]) -> str:
+    """Return what a logged rate belongs to, as the cache names it."""
+    return f"{record['gpus']} {record.get('span', '')}".rstrip()
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Witness:
     def reads_sample(self, process: k.Process, source: str, index: int) -> None:
         """A process reads a sample of :class:`tests.sources.Numbered`."""
 
-    def observed_rate(self, process: k.Process, name: str, gpus: int, observed: Any) -> None:
+    def observed_rate(self, process: k.Process, name: str, shape: Any, observed: Any) -> None:
         """A coordinator receives the rate of a group."""
 
     def planned(self, process: k.Process, rates: Mapping[str, Any]) -> None:
@@ -230,10 +230,10 @@ def _watch_rates() -> None:
     record_throughput = StreamGrants.record_throughput
 
     def watched(observe: Any) -> Any:
-        def watched_observe(self: Any, name: str, gpus: int, observed: Any) -> None:
+        def watched_observe(self: Any, name: str, shape: Any, observed: Any) -> None:
             if current := _current():
-                current[0].observed_rate(current[1], name, gpus, observed)
-            observe(self, name, gpus, observed)
+                current[0].observed_rate(current[1], name, shape, observed)
+            observe(self, name, shape, observed)
 
         return watched_observe
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fleet.domain.json_record import JsonRecord, Milli, OmitDefault, Tenths, decimals
-from scheduler.base import StepTime
+from scheduler.base import GroupShape, Span, StepTime
 
 
 class RatesLoaded(JsonRecord, word="rates"):
@@ -15,9 +15,14 @@ class RatesLoaded(JsonRecord, word="rates"):
 
     Attributes:
         rates: network -> samples/s on 1, 2, ... GPUs.
+        spread_rates: network -> the same on GPUs that lie on more nodes than necessary, of networks
+            for which the file has them.
     """
 
     rates: Mapping[str, tuple[float, ...]]
+    spread_rates: Annotated[Mapping[str, tuple[float, ...]], OmitDefault] = field(
+        default_factory=dict
+    )
 
 
 class SharingLearned(JsonRecord, word="sharing"):
@@ -94,6 +99,7 @@ class RememberedRate:
 
     Attributes:
         age_s: its age in seconds when this launch began.
+        span: how its GPUs lay; see :class:`scheduler.base.Span`.
     """
 
     gpus: int
@@ -102,6 +108,7 @@ class RememberedRate:
     age_s: float
     machine: str
     how: str
+    span: Annotated[str, OmitDefault] = ""
 
 
 class CachedRatesUsed(JsonRecord, word="cached"):
@@ -125,6 +132,7 @@ class RateMismatch(JsonRecord, word="rate_off"):
         spread: standard deviation of the step durations, as a share of their mean.
         steps: number of timed steps.
         corrected: whether the cache of rates was corrected; a rates file stays as it is.
+        span: how the GPUs lie; see :class:`scheduler.base.Span`.
     """
 
     network: str
@@ -134,6 +142,12 @@ class RateMismatch(JsonRecord, word="rate_off"):
     spread: Annotated[float, decimals(4)]
     steps: int
     corrected: bool
+    span: Annotated[str, OmitDefault] = ""
+
+    @property
+    def shape(self) -> GroupShape:
+        """What the rate belongs to."""
+        return GroupShape(self.gpus, Span(self.span))
 
 
 class ProfilingFinished(JsonRecord, word="profiled"):
@@ -157,6 +171,7 @@ class RateLearned(JsonRecord, word="learned"):
         rate: samples/s of the whole group.
         spread: standard deviation of the step durations, as a share of their mean.
         steps: number of timed steps.
+        span: how the GPUs lie; see :class:`scheduler.base.Span`.
     """
 
     network: str
@@ -164,6 +179,12 @@ class RateLearned(JsonRecord, word="learned"):
     rate: Milli
     spread: Annotated[float, decimals(4)]
     steps: int
+    span: Annotated[str, OmitDefault] = ""
+
+    @property
+    def shape(self) -> GroupShape:
+        """What the rate belongs to."""
+        return GroupShape(self.gpus, Span(self.span))
 
 
 class RatesEstimated(JsonRecord, word="estimated"):
@@ -172,7 +193,12 @@ class RatesEstimated(JsonRecord, word="estimated"):
     Attributes:
         rates: network -> samples/s on 1, 2, ... GPUs, of networks whose rates have changed.
         seen: networks with observed or cached rates; if 0, rates only compare networks.
+        spread_rates: network -> the same on GPUs that lie on more nodes than necessary, where that
+            is known to differ.
     """
 
     rates: Mapping[str, tuple[float, ...]]
     seen: int
+    spread_rates: Annotated[Mapping[str, tuple[float, ...]], OmitDefault] = field(
+        default_factory=dict
+    )

@@ -3,11 +3,14 @@
 import pytest
 
 from fleet.comm.messages import Measure, Pace, Ready, Start, Stopped, Throughput
+from fleet.comm.roles import assign
 from fleet.control import effects as do
 from fleet.control.effects import RanksDied
 from fleet.control.rates import traits_of
 from fleet.domain.events import FirstStep, RateLearned, RateMismatch, TrainersReady
+from fleet.domain.json_record import to_json
 from fleet.domain.network import StepRate
+from scheduler.base import GroupShape, Span
 from scheduler.ensemble.rates import rate as rate_of
 from tests.fleet.control.driver import ControllerDriver, layout
 from tests.fleet.histories import spec
@@ -178,3 +181,45 @@ def test_traits_count_operations_without_building(content, family, operations):
     (network,) = spec(content, resources={"engine": "keras"}).networks
     traits = traits_of(network, "key", (4, 4, 1), 2)
     assert (traits.family, traits.operations, traits.key) == (family, operations, "key")
+
+
+# ---- how GPUs lie ----
+
+SPREAD = {"a": [0, 2], "b": [1]}
+
+
+def on_two_nodes(**parts):
+    """Return a driver of a on a trainer of each node, and b beside it."""
+    roles = assign((0, 0, 0, 1, 1), None, None, own_preprocessing=True)
+    assert [roles.cluster.node(device) for device in (0, 1, 2)] == [0, 0, 1]
+    return ControllerDriver(SPREAD, roles=roles, **parts)
+
+
+def test_learned_rate_belongs_to_how_gpus_lie():
+    driver = on_two_nodes(learns={"a": {1: 100.0, GroupShape(2, Span.NODE): 190.0}}).begin()
+    driver.end_epoch("a", rate=StepRate(90.0, **SURE), gpus=2)
+    assert driver.events_of("RateLearned") == [RateLearned("a", 2, 90.0, 0.05, 100, "spread")]
+    (network, _) = driver.tables[-1].models
+    assert (network.rates[1], network.spread_rates[1]) == (190.0, 90.0)
+    estimated = driver.events_of("RatesEstimated")
+    assert "a" not in estimated[0].spread_rates
+    assert estimated[-1].spread_rates["a"] == network.spread_rates
+    # It is no other rate than was expected: none was known of spread groups.
+    assert driver.events_of("RateMismatch") == []
+
+
+def test_earlier_rate_of_spread_groups_that_is_off_is_corrected():
+    earlier = {GroupShape(2, Span.NODE): 190.0, GroupShape(2, Span.SPREAD): 90.0}
+    driver = on_two_nodes(learns={"a": earlier}).begin()
+    driver.end_epoch("a", rate=StepRate(40.0, **SURE), gpus=2)
+    assert driver.events_of("RateMismatch") == [
+        RateMismatch("a", 2, 90.0, 40.0, 0.05, 100, corrected=True, span="spread")
+    ]
+
+
+def test_events_of_one_node_do_not_say_how_gpus_lie():
+    driver = ControllerDriver({"a": [0, 1], "b": [2]}, learns={}).begin()
+    driver.end_epoch("a", rate=StepRate(90.0, **SURE), gpus=2)
+    (learned,) = driver.events_of("RateLearned")
+    assert "span" not in to_json(learned)
+    assert all("spread_rates" not in to_json(e) for e in driver.events_of("RatesEstimated"))

@@ -10,6 +10,7 @@ from fleet.runtime import coordinator
 from fleet.runtime.training.clocks import StepClock
 from fleet.storage.event_log import events_of, read_events
 from fleet.storage.rate_cache import RateBook, cache_path, read_cache
+from scheduler.base import GroupShape
 from scheduler.ensemble.policies import POLICIES
 from tests.examples import long_but_first
 from tests.fleet.runtime.runs import Signal, write
@@ -138,8 +139,8 @@ def test_online_rates_survive_interruption_and_are_corrected(
         for key, sizes in read_cache(cache_path()).items()
         if not key.startswith("beside steps")
     ]
-    assert [list(sizes) for sizes in earlier] == [[1], [1]]
-    corrected = [sizes[1] for sizes in earlier]
+    assert [list(sizes) for sizes in earlier] == [[GroupShape(1)], [GroupShape(1)]]
+    corrected = [sizes[GroupShape(1)] for sizes in earlier]
     assert sorted(rate.rate for rate in corrected) == pytest.approx(sorted(RATES.values()))
     profile = json.loads((tmp_path / "run" / "profile.json").read_text())
     assert {model["name"]: model["rates"] for model in profile["models"]} == {

@@ -56,6 +56,13 @@ def test_files_are_read_back_as_written():
     assert write_rates(parse_rates(for_nothing)) == for_nothing
 
 
+def test_rates_file_has_the_rates_of_spread_groups():
+    spread = changed(["models", 0, "spread_rates"], [22.5, 30.0])
+    network, second = parse_rates(spread).models
+    assert (network.spread_rates, second.spread_rates) == ((22.5, 30.0), ())
+    assert write_rates(parse_rates(spread)) == spread
+
+
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
@@ -76,6 +83,13 @@ def test_files_are_read_back_as_written():
         ),
         (["models", 0, "rates"], 22.5, "models[0].rates is 22.5, but must be a list"),
         (["models", 0, "rates"], KeyError, "models[0].rates is missing"),
+        (["models", 0, "spread_rates"], 3, "models[0].spread_rates is 3, but must be a list"),
+        (["models", 0, "spread_rates"], [22.5, 0], "models[0].spread_rates[1] is 0, but must be"),
+        (
+            ["models", 0, "spread_rates"],
+            [22.5, 30, 40],
+            "models[0].spread_rates is 3 rates, but must be at most as many as `rates`: 2",
+        ),
         (["models", 0, "epochs"], 0, "models[0].epochs is 0, but must be a whole number from 1"),
         (
             ["models", 0, "epochs"],

@@ -11,6 +11,7 @@ from fleet.errors import ExitStatus, UserError
 from fleet.runtime.training.clocks import StepClock
 from fleet.storage.event_log import read_events
 from fleet.storage.rate_cache import RateBook, cache_path, read_cache
+from scheduler.base import GroupShape
 from tests.fleet.runtime.one_run.runner import _write_cache, shaky
 from tests.refusals import refused
 
@@ -24,13 +25,13 @@ def test_measured_rates_are_kept_before_anything_is_trained(folders, monkeypatch
         lambda book: stored.append(
             (
                 list(read_events(runner.prepared.paths.events))[-1].event,
-                [list(rates) for rates in book._new.values()],
+                [list(map(str, rates)) for rates in book._new.values()],
             )
         ),
     )
     assert runner.launch() is ExitStatus.OK
     assert isinstance(stored[0][0], ev.ProfilingFinished)
-    assert stored[0][1] == [[1]]
+    assert stored[0][1] == [["1"]]
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_cached_rate_has_age_and_is_corrected(cached, monkeypatch):
     )
     assert messages.rates["n0"][0].age_s == pytest.approx(3600, abs=60)
     assert runner.events(ev.RateMismatch)[0].expected == 1.0
-    corrected = read_cache(cache_path())[key][1]
+    corrected = read_cache(cache_path())[key][GroupShape(1)]
     assert (corrected.how, corrected.rate) == ("trained", pytest.approx(4000))
 
     runner.launch(fresh=True)  # a cached rate that is correct is used unchanged
