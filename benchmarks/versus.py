@@ -1,7 +1,7 @@
 """Train the same networks with and without FLEET on the same cores, from the command to the prompt.
 
     python benchmarks/versus.py --jpegs cifar10_jpeg.tar [--transforms crop] [--epochs 3 10]
-        [--without-ray]
+        [--without-ray] [--busy 0 2]
 
 Six small CNNs on 2,400 JPEG files of 256 x 256 pixels, decoded, resized to 64 and flipped. With
 `--transforms crop` images are decoded, randomly cropped to 224, flipped and resized to 64, so that
@@ -14,7 +14,8 @@ each epoch has more work. The programs are:
 
 All programs take turns; the numbers are medians. Every program must train all networks. The table
 also has accuracies, the CPU seconds of each program and its descendants, and *waits*: the share of
-FLEET's epochs in which trainers wait for samples.
+FLEET's epochs in which trainers wait for samples. With `--busy 0 2` everything is measured twice:
+first as it is, then beside two processes that compute all the time, as those of other users do.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ import sys
 import tempfile
 import time
 import venv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -207,8 +209,20 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Run processes that compute all the time, each of which would use a whole core."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 def measure(
-    programs: dict[str, Program], epochs: int, rounds: int, networks: int
+    programs: dict[str, Program], epochs: int, rounds: int, networks: int, label: str
 ) -> dict[str, list[Measured]]:
     """Measure each program in each round; the starting program rotates."""
     measured: dict[str, list[Measured]] = {name: [] for name in programs}
@@ -225,7 +239,7 @@ def measure(
             )
             measured[name].append(Measured(seconds, used, statistics.mean(accuracies), waits))
             print(
-                f"  {epochs} epochs, round {turn + 1}, {name}: {measured[name][-1]}",
+                f"  {label}, round {turn + 1}, {name}: {measured[name][-1]}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -250,6 +264,14 @@ def main() -> None:
         choices=["resize", "crop"],
         default="resize",
         help="resize: to 64, then flip; crop: to 224 at random, flip, then resize to 64",
+    )
+    parser.add_argument(
+        "--busy",
+        type=int,
+        nargs="+",
+        default=[0],
+        metavar="N",
+        help="numbers of other processes that compute meanwhile",
     )
     parser.add_argument("--without-ray", action="store_true")
     parser.add_argument("--json", action="store_true", help="print the numbers of all rounds")
@@ -281,22 +303,24 @@ def main() -> None:
         )
     from versus_fit import NETWORKS
 
-    outcomes = {
-        epochs: measure(programs, epochs, arguments.rounds, len(NETWORKS))
-        for epochs in arguments.epochs
-    }
+    outcomes = {}
+    for busy in arguments.busy:
+        with busy_processes(busy):
+            for epochs in arguments.epochs:
+                label = f"{epochs} epochs" + f" beside {busy} busy processes" * bool(busy)
+                outcomes[label] = measure(programs, epochs, arguments.rounds, len(NETWORKS), label)
     if arguments.json:
         print_json(
             {
-                epochs: {
+                label: {
                     name: [asdict(measurement) for measurement in rounds]
                     for name, rounds in measured.items()
                 }
-                for epochs, measured in outcomes.items()
+                for label, measured in outcomes.items()
             }
         )
         return
-    for epochs, measured in outcomes.items():
+    for label, measured in outcomes.items():
 
         def median(name: str, key: str, rounds: dict[str, list[Measured]] = measured) -> float:
             return statistics.median(getattr(row, key) or 0.0 for row in rounds[name])
@@ -316,7 +340,7 @@ def main() -> None:
                 for name in programs
             ],
         )
-        print(f"{epochs} epochs, medians of {arguments.rounds}, from the command to the prompt\n")
+        print(f"{label}, medians of {arguments.rounds}, from the command to the prompt\n")
 
 
 if __name__ == "__main__":
