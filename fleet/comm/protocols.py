@@ -172,9 +172,15 @@ class World(Protocol):
             self.check_for_deaths()
             if worked:
                 pause_s = SHORTEST_S
+                self._pause(0.0)
             else:
-                time.sleep(pause_s)
+                self._pause(pause_s)
                 pause_s = min(2 * pause_s, self._longest_pause * patience)
+
+    def _pause(self, seconds: float) -> None:
+        """Sleep between two polls; 0 if this rank has just worked."""
+        if seconds:
+            time.sleep(seconds)
 
     def run_background_tasks(self) -> bool:
         """Run each background task once; returns whether any did work."""

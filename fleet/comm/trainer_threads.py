@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar, cast
 
 from fleet.comm.messages import ForTrainer, Message, Tag
-from fleet.comm.protocols import SHORTEST_S, Group, World
+from fleet.comm.protocols import Group, World
 from fleet.comm.roles import Roles
 from fleet.errors import InfrastructureError
 
@@ -206,22 +206,13 @@ class TrainerWorld(World):
     def ignore(self, ranks: AbstractSet[int]) -> None:  # noqa: D102
         self._world.ignore(ranks)
 
-    def wait(self, ready: Callable[[], T | None], patience: float = 1.0) -> T:
-        """Poll until ``ready`` returns something; meanwhile other trainers of this rank run."""
-        pause_s = SHORTEST_S
-        while True:
-            worked = self.run_background_tasks()
-            value = ready()
-            if value is not None:
-                return value
-            self.check_for_deaths()
-            if worked:
-                pause_s = SHORTEST_S
-                self.threads.turns.offer()
-            else:
-                with self.threads.turns.paused():
-                    time.sleep(pause_s)
-                pause_s = min(2 * pause_s, self._longest_pause * patience)
+    def _pause(self, seconds: float) -> None:
+        """Let other trainers of this rank run, at least for some seconds."""
+        if seconds:
+            with self.threads.turns.paused():
+                time.sleep(seconds)
+        else:
+            self.threads.turns.offer()
 
     def sleep(self, seconds: float) -> None:  # noqa: D102
         end = time.perf_counter() + seconds
