@@ -279,7 +279,7 @@ def _run(
     lease: Lease | None,
     timer: StartupTimer,
 ) -> int:
-    from fleet.comm.roles import describe_missing_slots
+    from fleet.comm.roles import describe_missing_slots, describe_unfused
     from fleet.runtime.session import Session
     from fleet.runtime.startup.all_ranks import Refused, start_other_rank, start_rank_zero
     from fleet.runtime.startup.engine_import import EngineImport
@@ -331,6 +331,7 @@ def _run(
         binding = binding_problem(cores, node_of)
         for line in (
             f"{binding}: {BINDING_REMEDY}" if binding else "",
+            describe_unfused(launch.spec),
             describe_missing_slots(launch.spec, launch.roles),
             launch.describe_unlisted,
             *launch.inputs.data.remark.splitlines(),

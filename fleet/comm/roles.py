@@ -201,10 +201,20 @@ def assign_roles(
 def _count_fused(spec: Spec) -> int:
     """Return how many networks a rank may train as one."""
     fuse = spec.resources.fuse
-    if fuse == "off":
+    if fuse == "off" or describe_unfused(spec):
         return 1
     limit = MAX_FUSED if fuse == "auto" else fuse
     return max(1, int(min(limit, spec.max_networks)))
+
+
+def describe_unfused(spec: Spec) -> str:
+    """Report why no networks of a spec can be fused, though it asks for that; else empty."""
+    if spec.resources.fuse == "off" or spec.data.order != "ring":
+        return ""
+    return (
+        "resources.fuse: no networks are fused, because with data.order: ring they do not read the "
+        "same batches"
+    )
 
 
 def describe_missing_slots(spec: Spec, roles: Roles) -> str:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.comm.roles import assign, assign_roles, describe_missing_slots
+from fleet.comm.roles import assign, assign_roles, describe_missing_slots, describe_unfused
 from fleet.errors import UserError
 from tests.examples import examples
 from tests.fleet.histories import spec
@@ -243,6 +243,17 @@ def test_describe_missing_slots_names_ranks_to_add(networks_per_gpu, ranks, gpus
         resources={"engine": "numpy", "networks_per_gpu": networks_per_gpu, "preprocessors": 1},
     )
     assert describe_missing_slots(ten, assign_roles(ten, [0] * ranks, gpus, cores=2)) == message
+
+
+@pytest.mark.parametrize(("order", "fused"), [("strict", 2), ("ring", 1)])
+def test_networks_on_a_ring_are_not_fused_and_are_told_why(order, fused):
+    two = spec(
+        *({"name": name, "build": "tests.sources:zeros"} for name in "ab"),
+        resources={"engine": "torch", "fuse": 2},
+        data={"path": ".", "order": order},
+    )
+    assert assign_roles(two, [0, 0], None, cores=2).fused == fused
+    assert describe_unfused(two).startswith("resources.fuse: no networks") == (fused == 1)
 
 
 def test_describe_missing_slots_ignores_slots_that_stay_empty():
