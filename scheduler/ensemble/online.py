@@ -44,6 +44,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scheduler.base import GroupShape, Network, RateTable, Span
 from scheduler.ensemble.rates import Line, rate, shrink_slopes
@@ -571,14 +572,18 @@ class _Estimate:
         if not points:
             single = self._base_of(kind) + self._offset(kind.family)
             return tuple((count * np.exp(single + slope * (count - 1))).tolist())
-        sizes = np.array(sorted(points))
-        logs = np.log([points[int(size)].rate / size for size in sizes])
-        inside = np.clip(count, sizes[0], sizes[-1])
-        slopes = np.where(count > inside, outer_slope, slope)
-        rates = count * np.exp(np.interp(inside, sizes, logs) + slopes * (count - inside))
-        seen = sizes <= max_gpus
-        # Exact for observed sizes.
-        rates[sizes[seen] - 1] = [points[int(size)].rate for size in sizes[seen]]
+        rates = _through(points, count, slope, outer_slope)
+        spans = self._spans[kind.key]
+        if spans.factors[0] is not None:
+            # Larger groups are on several nodes, as spread ones are: they may continue either way.
+            spread = spans.spread_points()
+            sizes = sorted(spread)
+            fall = slope
+            if len(sizes) > 1:
+                fall = min(0.0, Line.through(sizes, [spread[size].rate for size in sizes]).slope)
+            is_unseen = (count > spans.gpus_per_node) & ~np.isin(count, sizes)
+            continued = _through(spread, count, fall, fall)
+            rates = np.where(is_unseen, np.maximum(rates, continued), rates)
         return tuple(rates.tolist())
 
     # ---- on one GPU ----
@@ -612,6 +617,30 @@ class _Estimate:
             {family: list(of_keys.values()) for family, of_keys in residuals.items()}
         )
         return lambda family: families.get(family, machine) - scatter
+
+
+def _through(
+    points: Mapping[int, Observation],
+    count: NDArray[np.int64],
+    slope: float,
+    outer_slope: float,
+) -> NDArray[np.float64]:
+    """Return samples/s on numbers of GPUs: through the points, and along slopes beyond them.
+
+    Args:
+        points: GPUs -> rate.
+        count: numbers of GPUs: 1, 2, ...
+        slope, outer_slope: of the logarithm of the efficiency, below and above all points.
+    """
+    sizes = np.array(sorted(points))
+    logs = np.log([points[int(size)].rate / size for size in sizes])
+    inside = np.clip(count, sizes[0], sizes[-1])
+    slopes = np.where(count > inside, outer_slope, slope)
+    rates = count * np.exp(np.interp(inside, sizes, logs) + slopes * (count - inside))
+    seen = sizes <= len(count)
+    # Exact for observed sizes.
+    rates[sizes[seen] - 1] = [points[int(size)].rate for size in sizes[seen]]
+    return np.asarray(rates, dtype=np.float64)
 
 
 def _offsets(residuals: Mapping[str, Sequence[float]]) -> tuple[float, dict[str, float], float]:

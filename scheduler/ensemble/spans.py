@@ -179,6 +179,17 @@ class SpanPoints:
         """Return the factor of a number of GPUs, or None."""
         return self.factors[gpus > self.gpus_per_node]
 
+    def spread_points(self) -> dict[int, Observation]:
+        """Return GPUs -> rate of spread groups, at all numbers of GPUs that were seen."""
+        points = {}
+        for gpus, observed in self.points.items():
+            factor = self.factor(gpus)
+            if gpus > 1 and factor is not None:
+                rate = self.spread.get(gpus, observed.rate * factor)
+                observed = replace(observed, rate=rate)
+            points[gpus] = observed
+        return points
+
     def spread_rates(self, rates: Sequence[float]) -> tuple[float, ...]:
         """Return the rates of spread groups; none if they do not differ.
 
