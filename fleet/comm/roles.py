@@ -16,7 +16,7 @@ from functools import cached_property
 from fleet.errors import UserError
 from fleet.spec import Spec
 from launch.errors import pluralize
-from scheduler.base import Cluster
+from scheduler.base import Cluster, GroupShape, Span
 
 MAX_FUSED = 16  # networks that a rank trains as one, unless the spec has a number
 
@@ -129,6 +129,10 @@ class Roles:
         return Cluster(
             tuple(sorted(self.rank_of)), self.gpus_per_node, self.slots, self.fills, self.fused
         )
+
+    def span_of(self, ranks: Sequence[int]) -> Span:
+        """Return how the GPUs of some trainers lie on nodes."""
+        return GroupShape.of([self.device_of[rank] for rank in ranks], self.cluster).span
 
     @property
     def physical_gpus_per_node(self) -> int:

@@ -23,7 +23,7 @@ from fleet.errors import CheckpointError, FleetError, NetworkWarning, UserError
 from fleet.spec import NetworkSpec, Resources
 from launch.errors import pluralize
 from preprocess.sample import SampleSpec
-from scheduler.base import RateTable
+from scheduler.base import RateTable, Span
 
 # The state of a network in a checkpoint: arrays by name.
 Arrays = Mapping[str, np.ndarray]
@@ -188,6 +188,7 @@ class EngineContext:
         pin: registers memory with the GPU's driver permanently; for buffers that are copied
             repeatedly.
         defaults: version of FLEET whose defaults apply.
+        span_of: ranks of a group -> how their GPUs lie on nodes.
     """
 
     sample: SampleSpec
@@ -201,6 +202,7 @@ class EngineContext:
     transforms: Mapping[str, Any] = field(default_factory=dict)
     pin: Callable[[Any], object] = lambda memory: None
     defaults: str = "0.3"
+    span_of: Callable[[Sequence[int]], Span] = lambda ranks: Span.ANY
 
 
 class PeerFailed(FleetError):

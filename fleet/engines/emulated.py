@@ -1,9 +1,10 @@
 """Emulate training: take the time of training without computing anything.
 
 A step sleeps for as long as it would take at the rate that a rates file gives for the group's size
-(beyond the measured sizes by Eq. 5 of [FLEET]), times a scale; if the batch may change, for as long
-as the file's step and exchange times say ([ELASTIC] Eq. 1). On a shared emulated GPU a network gets
-the share of its rate that the file's ``sharing`` gives. Everything else is real: ranks, groups,
+and for how it lies on nodes (beyond the measured sizes by Eq. 5 of [FLEET]), times a scale; if the
+batch may change, for as long as the file's step and exchange times say ([ELASTIC] Eq. 1). On a
+shared emulated GPU a network gets the share of its rate that the file's ``sharing`` gives.
+Everything else is real: ranks, groups,
 stream, queues, rounds and checkpoints. A network's weights are a few kB that the group exchanges in
 every step. They count the samples it has seen by label, which shows whether it saw each sample once
 per epoch. Its loss is a falling function of that count alone.
@@ -110,7 +111,7 @@ class EmulatedNetwork:
             if not samples_per_s:
                 raise ModelError(f"a batch of {size} does not fit on {pluralize(gpus, 'GPU')}")
         else:
-            samples_per_s = rate(self._rates, gpus)
+            samples_per_s = rate(self._rates, gpus, self._setup.span_of(self._group.ranks))
         part = share(self._table.sharing, self._setup.slot.count_active())
         return self._setup.resources.time_scale * size / samples_per_s / part
 

@@ -25,7 +25,7 @@ from preprocess.import_path import import_own
 from preprocess.record_target import RecordTarget
 from preprocess.sample import SampleSpec
 from preprocess.user_code import UserCode
-from scheduler.base import RateTable
+from scheduler.base import RateTable, Span
 
 
 def make_engine(
@@ -36,6 +36,7 @@ def make_engine(
     trainers: int,
     slot: Slot = Slot(),  # noqa: B008
     pin: Callable[[Any], object] = lambda memory: None,
+    span_of: Callable[[Sequence[int]], Span] = lambda ranks: Span.ANY,
 ) -> Engine:
     """Return the engine that a spec names.
 
@@ -47,6 +48,7 @@ def make_engine(
         trainers: number of trainers on this node; without GPUs they share its cores.
         slot: this trainer's share of the GPU.
         pin: registers memory with the GPU's driver.
+        span_of: ranks of a group -> how their GPUs lie on nodes.
 
     Raises:
         UserError: a custom engine does not exist, or its function returns something else.
@@ -64,6 +66,7 @@ def make_engine(
             pin=pin,
             transforms={feed: data.transforms for feed, data in spec.data_by_pipeline.items()},
             defaults=spec.document.defaults,
+            span_of=span_of,
         )
     )
     missing = [name for name in ("exchange_name", "build") if not hasattr(engine, name)]

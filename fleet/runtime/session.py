@@ -358,6 +358,7 @@ class Session:
             roles.gpus_per_node // roles.fused,
             Slot(slot, roles.slots // roles.fused, active_slots.count, self._memory_mib),
             pin,
+            roles.span_of,
         )
         # After the engine has loaded the driver's library.
         for segment in self._shared.sample_segments():

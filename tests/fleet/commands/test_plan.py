@@ -61,6 +61,22 @@ def test_json_has_the_agreed_keys_and_values(plan, rates):
     assert sorted(result["members"][0]["devices"] + result["members"][1]["devices"]) == [0, 1, 2, 3]
 
 
+def test_plan_lets_groups_lie_as_they_train_fastest(plan, tmp_path):
+    """On three nodes of two GPUs one network is faster on a node, one on several."""
+    fast, slow = [10] + [20] * 5, [10] + [12] * 5
+    models = [
+        {"name": "bound", "rates": fast, "spread_rates": slow},
+        {"name": "crowded", "rates": slow, "spread_rates": fast},
+    ]
+    path = tmp_path / "spread.json"
+    path.write_text(json.dumps({"samples_per_epoch": 100, "gpus_per_node": 2, "models": models}))
+    _, result, _ = plan("--rates", path, "--gpus", 6, "--policy", "adaptive", "--json")
+    assert [
+        (member["name"], member["gpus"], member["nodes"], member["samples_per_s"])
+        for member in result["members"]
+    ] == [("bound", 2, 1, 20.0), ("crowded", 2, 2, 20.0)]
+
+
 def test_delta_may_be_absolute_and_literal_wastes_gpus(plan, rates):
     only_tiny = {**RATES, "models": RATES["models"][2:]}
     rates.write_text(json.dumps(only_tiny))

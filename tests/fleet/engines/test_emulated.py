@@ -11,7 +11,7 @@ from fleet.engines.emulated import WEIGHTS, EmulatedEngine
 from fleet.errors import CheckpointError
 from fleet.spec import Resources, parse
 from preprocess.sample import ArraySpec, SampleSpec
-from scheduler.base import CommTime, Network, RateTable, StepTime
+from scheduler.base import CommTime, Network, RateTable, Span, StepTime
 from tests.fakes import Clock, Group
 from tests.fleet.one_process import Launch
 from tests.refusals import refused
@@ -41,6 +41,22 @@ def test_step_sleeps_by_the_rates_and_eq_5_beyond(gpus, samples_per_s):
     group = Group(gpus)
     step(build(group, time_scale=0.5))
     assert group.sleeps == pytest.approx([0.5 * 6 / samples_per_s])
+
+
+@pytest.mark.parametrize(("span", "samples_per_s"), [(Span.NODE, 16.0), (Span.SPREAD, 12.0)])
+def test_step_sleeps_by_how_the_group_lies(span, samples_per_s):
+    rates = RateTable(6, 4, (Network("softmax", (10.0, 16.0), spread_rates=(10.0, 12.0)),))
+    seen = []
+
+    def span_of(ranks):
+        seen.append(ranks)
+        return span
+
+    group = Group(2)
+    engine = EmulatedEngine(EngineContext(SAMPLE, Resources(), rates, span_of=span_of))
+    step(engine.build(network(), group))
+    assert group.sleeps == pytest.approx([6 / samples_per_s])
+    assert seen == [group.ranks]
 
 
 @pytest.fixture
