@@ -134,6 +134,7 @@ class Case:
         cores: cores of a node; 0 for one if networks share a device, and else for many.
         watts: power that each trainer takes, by a counter of its own; 0 for no counters.
         gpus: name of the GPUs that a driver lists on each node; empty for no driver.
+        terminal: whether the user watches the launches in a terminal.
     """
 
     seed: int
@@ -154,6 +155,7 @@ class Case:
     cores: int = 0
     watts: float = 0.0
     gpus: str = ""
+    terminal: bool = False
 
     @property
     def ranks(self) -> int:

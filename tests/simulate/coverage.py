@@ -21,8 +21,7 @@ from typing import Any
 
 from tests.simulate import rewriting
 from tests.simulate.cases import make_case
-from tests.simulate.command import SHARED_MEMORY, install, say, seeds_of
-from tests.simulate.hashes import fix_hashes
+from tests.simulate.command import SHARED_MEMORY, say, seeds_of
 from tests.simulate.scenarios import seeds_of_each
 
 _NAME = "_REACHED"  # a global name of each changed module
@@ -284,11 +283,7 @@ def main() -> int:
         "--read", type=Path, action="append", metavar="FILE", help="such a file, instead of seeds"
     )
     parser.add_argument("--missing", action="store_true", help="list lines that are not reached")
-    parser.add_argument("--job", type=int, default=0, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    fix_hashes("tests.simulate.coverage")
-    install()
-    rewriting.import_all()
+    arguments = rewriting.begin(parser)
     if arguments.read:
         coverage = Coverage.read(arguments.read)
     else:

@@ -196,6 +196,7 @@ class Kernel:
         stretch: longest factor on the pauses between two polls.
         cores: number of cores of a node.
         watts: power of each trainer, if a counter measures it.
+        terminal: whether mpirun runs in one.
         phase_watches: are called whenever a group enters a phase, until they return True.
         history: what has happened: (time, process, text).
         unhandled: errors that threads have raised and not caught.
@@ -211,6 +212,7 @@ class Kernel:
         self.stretch = 1.0
         self.cores = 64
         self.watts = 0.0
+        self.terminal = False
         self.phase_watches: list[Callable[[Process, Any], bool]] = []
         self.history: deque[tuple[float, str, str]] = deque(maxlen=_RECENT)
         self.processes: list[Process] = []

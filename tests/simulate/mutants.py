@@ -29,8 +29,7 @@ from typing import Any
 
 from tests.simulate import coverage, rewriting
 from tests.simulate.cases import make_case
-from tests.simulate.command import SHARED_MEMORY, install, say, seeds_of
-from tests.simulate.hashes import fix_hashes
+from tests.simulate.command import SHARED_MEMORY, say, seeds_of
 
 _SLOWER = 5.0  # a seed that takes so many times the time that it took does not end
 _SLOWER_S = 5.0  # ... and so many seconds more
@@ -427,18 +426,15 @@ def main() -> int:
     parser.add_argument("--tries", type=int, default=40, help="seeds for each mutant")
     parser.add_argument("--seconds", type=float, default=60.0, help="seconds for each mutant")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
-    parser.add_argument("--job", type=int, default=0, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    fix_hashes("tests.simulate.mutants")
-    install()
-    rewriting.import_all()
+    arguments = rewriting.begin(parser)
 
     before = _seeds_before(arguments.before or ())
+    names = arguments.only or list(before)
     if arguments.coverage:
         measured = coverage.Coverage.read(arguments.coverage)
     else:
-        all_seeds = {*before.values(), *seeds_of(arguments.seeds)}
-        measured = _measure(sorted(all_seeds - {None}), arguments.job)
+        earlier = {seed for name in names if (seed := before.get(name)) is not None}
+        measured = _measure(sorted(earlier.union(seeds_of(arguments.seeds))), arguments.job)
     from tests.simulate.run import simulate
 
     shortest = min(measured.seeds, key=lambda seed: seed.seconds).seed
@@ -446,8 +442,8 @@ def main() -> int:
         lambda: simulate(make_case(shortest), _root(arguments.job))
     )
     mutants = sorted(all_mutants(), key=lambda mutant: mutant.order(arguments.seed))
-    if only := arguments.only or before:
-        mutants = [mutant for mutant in mutants if mutant.name in only]
+    if names:
+        mutants = [mutant for mutant in mutants if mutant.name in names]
     mutants = mutants[arguments.first : arguments.count]
     numbers = {point: number for number, point in enumerate(measured.points)}
     statements = [coverage.Point(mutant.path, mutant.line) for mutant in mutants]

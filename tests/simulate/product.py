@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 from collections.abc import Iterator
@@ -55,6 +56,12 @@ def _find_counters(*arguments: Any) -> list[Any]:
     return [Counter(kernel.process.label, "the trainer", lambda: watts * kernel.now)]
 
 
+def _terminal() -> io.StringIO | None:
+    """Return a terminal of unknown size."""
+    kernel = k.active()
+    return io.StringIO() if kernel is not None and kernel.terminal else None
+
+
 def install() -> None:
     """Replace functions, before the modules that import them are imported."""
     from launch import devices, energy, memory, processes, stale_files
@@ -82,6 +89,10 @@ def install() -> None:
     from fleet.storage import files
 
     files._HOST = _HostName()
+
+    from fleet.monitor import live_view
+
+    live_view.terminal = _terminal
 
     from fleet.engines import softmax
 

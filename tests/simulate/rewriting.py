@@ -6,6 +6,7 @@ other modules, tables and decorators.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import gc
 import importlib
@@ -15,6 +16,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
+
+from tests.simulate.command import install
+from tests.simulate.hashes import fix_hashes
 
 ROOT = Path(__file__).parents[2]
 # Subpackages of fleet that the simulation measures.
@@ -65,6 +69,16 @@ def module_of(path: str) -> str:
     ('fleet.comm.world', 'fleet.comm')
     """
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def begin(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the command line of a module, then install the simulation and import all files."""
+    parser.add_argument("--job", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    fix_hashes(parser.prog.split()[-1])
+    install()
+    import_all()
+    return arguments
 
 
 def import_all() -> None:

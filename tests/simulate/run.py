@@ -95,6 +95,7 @@ def simulate(
     kernel.trace = trace
     kernel.stretch = case.stretch
     kernel.watts = case.watts
+    kernel.terminal = case.terminal
     if case.cores:
         kernel.cores = case.cores
     elif "networks_per_gpu" in case.content.get("resources", {}):
@@ -265,7 +266,7 @@ class _Run:
             file = Path(f"{self.disk.root}/{node.name}-{node.boot}/{_GPU}")
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(f"Model: \t\t {case.gpus}\nIRQ:   \t\t 16\n")
-        argv = [str(self.spec), "--plain", *options]
+        argv = [str(self.spec), *([] if case.terminal else ["--plain"]), *options]
         launch = self.cluster.launch(
             nodes,
             case.ranks_per_node,

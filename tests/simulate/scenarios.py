@@ -823,6 +823,13 @@ def _listed_gpus(draw: random.Random, case: Case) -> Case:
     return _calm(case, 1, draw.choice((2, 3)), content, gpus="Simulated 100")
 
 
+def _watched_launch(draw: random.Random, case: Case) -> Case:
+    """A user watches a launch in a terminal."""
+    networks = [_network(f"n{number}", (1, 1), 2, 4) for number in range(2)]
+    content = _content(networks, draw.randint(20, 60), draw.choice(("adaptive", "baseline")))
+    return _calm(case, 1, draw.choice((1, 2, 3)), content, terminal=True)
+
+
 SCENARIOS: dict[str, Scenario] = {
     "deadly network": _deadly_network,
     "many preprocessors": _many_preprocessors,
@@ -873,4 +880,5 @@ SCENARIOS: dict[str, Scenario] = {
     "listed GPUs": _listed_gpus,
     "dies while saving": _dies_while_saving,
     "stopped network dies": _stopped_network_dies,
+    "watched launch": _watched_launch,
 }
