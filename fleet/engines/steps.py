@@ -17,7 +17,7 @@ import numpy as np
 from fleet.engines.base import Rows, StepResult, StepTotals
 from preprocess.sample import cut_rows, longest_rows, round_length
 
-MAX_STEPS = 16  # largest number of steps of a call
+MAX_STEPS = 32  # largest number of steps of a call
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ class KerasSteps:
                     flags,
                 )
             with self._failing_peers(exchange):
-                graph = self.graphs.strides.get(type(exchange))
+                graph = self.graphs.stride_of(type(exchange))
                 if graph is None:
                     sums = self._begin_compiled(
                         select_readable(batches.local_rows),
