@@ -68,6 +68,7 @@ class FusedOptimizer:
                 None if self._sum is None else self._sum[index],
                 None if self.average is None else self.average[index],
                 {name: means[index] for name, means in self.statistics.items()},
+                is_fused=True,
             )
         self._rule = self._choose_rule()
 
@@ -170,6 +171,7 @@ class FusedOptimizer:
                 None if update.sum is None else update.sum.clone(),
                 None if update.average is None else update.average.clone(),
                 {name: means.clone() for name, means in update.statistics.items()},
+                is_fused=False,
             )
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fleet.engines.base import EpochProgress
 from fleet.engines.schedules import Clock, nominal_rate
+from fleet.engines.torch.flat_optimizer import FlatOptimizer
 from fleet.engines.torch.flat_parameters import FlatParameters, as_tensor
 from fleet.engines.torch.keras_rules import NAMES, KerasRules, with_torch_state
 from fleet.engines.torch.learning_rates import LearningRates
@@ -53,6 +54,7 @@ class ModuleOptimizer:
         steps: number of steps taken, including steps that only accumulate.
         sum: (n,) gradients of the steps since the last update; None without accumulation.
         optimizer: the optimizer itself.
+        flat_optimizer: updates all parameters in its place, where it can.
         average: (n,) running means of the weights; None if not kept.
         statistics: running means of the statistics of batch normalization by name; empty if running
             means are not kept.
@@ -125,6 +127,7 @@ class ModuleOptimizer:
         ]
         name = settings.name if several is None else "train.optimizers"
         self._state = OptimizerState(self.optimizer, flat.parameters, flat.weights, name)
+        self.flat_optimizer = FlatOptimizer(self.optimizer, flat)
 
     def scaled(self, loss: Tensor) -> Tensor:
         """Return what to differentiate instead of a loss: in float16 a multiple of it."""
@@ -199,6 +202,11 @@ class ModuleOptimizer:
         return not isinstance(self.settings.learning_rate, Mapping)
 
     @property
+    def has_constant_scale(self) -> bool:
+        """True if losses of all steps are scaled alike."""
+        return self._scaler is None
+
+    @property
     def loss_scale(self) -> float:
         """The factor of a loss that is differentiated."""
         return 1.0 if self._scaler is None else float(self._scaler.scaled(torch.tensor(1.0)))
@@ -209,9 +217,21 @@ class ModuleOptimizer:
         return {**self.optimizer.param_groups[0], **options}
 
     def use(
-        self, total: Tensor | None, average: Tensor | None, statistics: Mapping[str, Tensor]
+        self,
+        total: Tensor | None,
+        average: Tensor | None,
+        statistics: Mapping[str, Tensor],
+        is_fused: bool,
     ) -> None:
-        """Keep sums and running means in other memory, which has their values."""
+        """Keep sums and running means in other memory, which has their values.
+
+        Args:
+            total, average, statistics: as the attributes :attr:`sum`, :attr:`average` and
+                :attr:`statistics`.
+            is_fused: True if the network becomes one of several that are fused, False if it leaves.
+        """
+        self.flat_optimizer.end()
+        self.flat_optimizer.is_used = not is_fused
         self.sum = total
         self.average = average
         self.statistics = dict(statistics)
@@ -265,7 +285,8 @@ class ModuleOptimizer:
             self._keras.prepare(self.optimizer, iteration, before)
             self.optimizer.step()
             self._keras.finish(self.optimizer)
-        else:
+        elif idle or not self.flat_optimizer.step(gradients):
+            self.flat_optimizer.end()
             self.optimizer.step()
         for index in idle:
             self._parameters[index].grad = self.flat.gradient_views[index]
@@ -315,10 +336,12 @@ class ModuleOptimizer:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all state that is needed to resume, except :attr:`steps`."""
+        self.flat_optimizer.write_counts()
         return {**self._state.tensors(), **self._own_tensors()}
 
     def load(self, arrays: Mapping[str, np.ndarray], steps: int) -> None:
         """Restore the state of :meth:`tensors`, and :attr:`steps`."""
+        self.flat_optimizer.end()
         self.steps = steps
         self._state.load(arrays)
         for name, tensor in self._own_tensors().items():
