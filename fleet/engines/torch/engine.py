@@ -30,6 +30,7 @@ from fleet.engines.torch.network import TorchNetwork
 from fleet.engines.torch.optimizer import ModuleOptimizer
 from fleet.engines.torch.own_step import TorchStep
 from fleet.engines.torch.pretrained import freeze
+from fleet.engines.torch.recorded_steps import RecordedSteps
 from fleet.engines.torch.several_optimizers import SeveralOptimizers
 from fleet.engines.torch.steps import TorchSteps
 from fleet.spec import NetworkSpec
@@ -165,8 +166,21 @@ class TorchEngine:
             compile_module(exported) if train.compile else None,
             transforms_batches=bool(train.batch_transforms),
         )
+        if _can_record(steps):
+            steps.recorded = RecordedSteps(steps)
         module.train()
         return TorchNetwork(module, steps, note, code)
+
+
+def _can_record(steps: TorchSteps) -> bool:
+    """Return True if steps may be recorded; what user code does in Python would be missed."""
+    return (
+        not devices.is_gpu(steps.device)
+        and steps.code is None
+        and steps.compiled is None
+        and not steps.parts
+        and not steps.transforms_batches
+    )
 
 
 def _are_scaled(sample: SampleSpec) -> bool | dict[str, bool]:

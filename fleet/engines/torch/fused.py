@@ -25,8 +25,9 @@ from fleet.engines.steps import MAX_STEPS, StepBatches, StepCapabilities
 from fleet.engines.torch import devices
 from fleet.engines.torch.flat_parameters import targets_to_device, to_device
 from fleet.engines.torch.fused_optimizer import FusedOptimizer
-from fleet.engines.torch.fused_program import Batch, Program, ProgramTotals, Stacked
+from fleet.engines.torch.fused_program import Program, ProgramTotals, Stacked
 from fleet.engines.torch.network import TorchNetwork
+from fleet.engines.torch.recording import Batch
 from fleet.engines.torch.steps import mix_seed
 from preprocess.user_code import exclusive_generators, running_user_code
 
@@ -194,7 +195,7 @@ class FusedNetworks:
         )
 
     def _program(self, batch: Batch, is_training: bool) -> Program:
-        key = (is_training, len(self._networks), *map(_shape, batch))
+        key = (is_training, len(self._networks), batch.shapes)
         program = self._programs.get(key)
         if isinstance(program, CannotFuse):
             raise program
@@ -340,13 +341,6 @@ def _check_equal(networks: Sequence[TorchNetwork]) -> None:
 
 def _hooks(part: torch.nn.Module) -> list[Any]:
     return [*part._backward_hooks, *part._backward_pre_hooks]
-
-
-def _shape(value: Any) -> Any:
-    """Return what a program depends on of a part of a batch."""
-    if isinstance(value, Mapping):
-        return tuple((name, _shape(part)) for name, part in value.items())
-    return None if value is None else (tuple(value.shape), value.dtype)
 
 
 def _agree(expected: Tensor, computed: Tensor, tolerance: float) -> bool:

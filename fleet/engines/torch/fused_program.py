@@ -11,43 +11,30 @@ Random numbers are drawn for each network from its own generator, as it would al
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fleet.engines.fusing import CannotFuse
 from fleet.engines.torch import devices
-from fleet.engines.torch.models import Samples
 from fleet.engines.torch.precision import autocasting
-from fleet.engines.torch.steps import TorchSteps, single_row_statistics
+from fleet.engines.torch.recording import (
+    Batch,
+    CannotRecord,
+    is_random,
+    record,
+    recording,
+    simplify,
+)
+from fleet.engines.torch.steps import TorchSteps
 
 # Tensors of several networks by name: (networks, ...).
 Stacked = Mapping[str, Tensor]
-
-_ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
-
-
-class Batch(NamedTuple):
-    """The rows of a batch on the device, equal for all networks.
-
-    Attributes:
-        samples: (n, ...) readable samples, as the stream carries them; of several inputs, by name.
-        targets: (n, ...); of several targets, by name.
-        weights: (n,); None if all rows count alike.
-    """
-
-    samples: Samples
-    targets: Tensor | Mapping[str, Tensor]
-    weights: Tensor | None
 
 
 class ProgramTotals(NamedTuple):
@@ -192,37 +179,19 @@ class Program:
         )
         self._used: list[bool] = []
         self._steps = steps
-        is_training = bool(trained)
-        single_row = isinstance(batch.targets, Tensor) and len(batch.targets) == 1
         scales = torch.ones(count, device=steps.device)
-        before = _python_state(steps.exported)
-        steps.exported.train(is_training)
         try:
-            with (
-                warnings.catch_warnings(),
-                single_row_statistics(steps.exported.module) if single_row else nullcontext(),
-                torch.set_grad_enabled(is_training),
-            ):
+            with recording(steps.exported, bool(trained), batch):
                 # Operations without a rule for several networks are computed one after another.
                 warnings.filterwarnings("ignore", "There is a performance drop")
-                self._graph = make_fx(lambda *args: self._compute_all(*args))(
-                    dict(stacked), scales, *batch
-                )
-                self.is_random = any(map(_is_random, self._graph.graph.nodes))
+                self._graph = record(self._compute_all, dict(stacked), scales, *batch)
+                self.is_random = any(map(is_random, self._graph.graph.nodes))
                 if self.is_random:
                     first = {name: tensor[0].clone() for name, tensor in stacked.items()}
-                    alone = make_fx(lambda *args: self._compute(*args))(first, batch)
-                    self._replace_draws(alone, count)
-        except CannotFuse:
-            raise
-        except Exception as error:
-            raise CannotFuse(_describe(error)) from error
-        finally:
-            steps.exported.train()
-        changed = before.differs(steps.exported)
-        if changed:
-            raise CannotFuse(changed)
-        _simplify(self._graph)
+                    self._replace_draws(record(self._compute, first, batch), count)
+        except CannotRecord as error:
+            raise CannotFuse(str(error)) from error
+        simplify(self._graph)
 
     def _compute(self, tensors: dict[str, Tensor], batch: Batch) -> tuple[Tensor, ...]:
         """Return the sums of a network: loss, correct, and metric totals."""
@@ -278,10 +247,10 @@ class Program:
             count: number of networks.
         """
         graph = self._graph.graph
-        drawing = [node for node in graph.nodes if _is_random(node)]
-        drawing_alone = [node for node in alone.graph.nodes if _is_random(node)]
+        drawing = [node for node in graph.nodes if is_random(node)]
+        drawing_alone = [node for node in alone.graph.nodes if is_random(node)]
         if len(drawing) != len(drawing_alone):
-            raise CannotFuse("it draws random numbers that depend on the other networks")
+            raise CannotRecord("it draws random numbers that depend on the other networks")
         for number, (node, node_alone) in enumerate(zip(drawing, drawing_alone, strict=True)):
             draw: nn.Module
             if node.target is torch.ops.aten.native_dropout.default:
@@ -289,10 +258,10 @@ class Program:
             elif node.target in _FILLS:
                 layout = _layout(node_alone)
                 if list(_layout(node)[0]) != [count, *layout[0]]:
-                    raise CannotFuse("it draws random numbers that depend on the other networks")
+                    raise CannotRecord("it draws random numbers that depend on the other networks")
                 draw = _Draw(node.target, self.generators, layout)
             else:
-                raise CannotFuse(f"it draws random numbers by {node.target}")
+                raise CannotRecord(f"it draws random numbers by {node.target}")
             name = f"draw_{number}"
             self._graph.add_submodule(name, draw)
             with graph.inserting_before(node):
@@ -329,65 +298,3 @@ def _layout(node: Node) -> tuple[Sequence[int], Sequence[int]]:
     """Return the size and the strides of the tensor that an operation returns."""
     drawn = node.meta["tensor_meta"]
     return tuple(drawn.shape), tuple(drawn.stride)
-
-
-def _is_random(node: Node) -> bool:
-    """Return True if a node draws random numbers; attention does only with dropout."""
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
-        return False
-    arguments = node.target._schema.arguments
-    values = dict(zip((argument.name for argument in arguments), node.args, strict=False))
-    defaults = {argument.name: argument.default_value for argument in arguments}
-    return bool({**defaults, **values, **node.kwargs}.get("dropout_p", 1.0))
-
-
-def _simplify(graph_module: GraphModule) -> None:
-    """Remove operations without effect."""
-    graph = graph_module.graph
-    for node in list(graph.nodes):
-        if node.target in _ALIASES:
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
-    # Operations that change a tensor, such as running statistics, are kept.
-    graph.eliminate_dead_code()
-    graph_module.recompile()
-
-
-class _PythonState(NamedTuple):
-    """What a module may change beside its tensors, which a recording would miss."""
-
-    attributes: Mapping[str, Any]
-    random_state: Any
-    numpy_state: Any
-
-    def differs(self, module: nn.Module) -> str:
-        """Return how the state of a module has changed; empty if it has not."""
-        now = _python_state(module)
-        changed = [
-            name for name, value in now.attributes.items() if self.attributes.get(name) != value
-        ]
-        if changed:
-            return f"its forward changes the attribute {changed[0]}"
-        if self.random_state != now.random_state or self.numpy_state != now.numpy_state:
-            return "its forward draws random numbers of Python or NumPy"
-        return ""
-
-
-def _python_state(module: nn.Module) -> _PythonState:
-    attributes = {
-        f"{prefix}.{key}".lstrip(".").removeprefix("module."): value
-        for prefix, part in module.named_modules()
-        for key, value in vars(part).items()
-        if key != "training" and isinstance(value, bool | int | float | str)
-    }
-    state: Any = np.random.get_state()
-    return _PythonState(attributes, random.getstate(), (bytes(state[1]), *state[2:]))
-
-
-def _describe(error: Exception) -> str:
-    """Return why a module cannot be recorded, in one line."""
-    text = " ".join(str(error).split())
-    if "data-dependent control flow" in text or ".item()" in text:
-        return "its forward depends on values of tensors, such as by if, while or item()"
-    first = text.split(". ")[0][:200]
-    return f"{type(error).__name__}: {first}"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -71,6 +71,15 @@ class BatchSums(NamedTuple):
     metric_totals: Tensor | None
 
 
+class TakesRecordedSteps(Protocol):
+    """See :class:`fleet.engines.torch.recorded_steps.RecordedSteps`."""
+
+    def take(
+        self, local_rows: Rows, sizes: Sequence[int], stop: bool, totals: Sequence[Tensor]
+    ) -> None:
+        """Take steps, by recordings where there are any."""
+
+
 @dataclass(eq=False)
 class TorchSteps:
     """The steps of a module, in one group after another.
@@ -91,6 +100,7 @@ class TorchSteps:
         is_new: True before the first step.
         transforms_batches: True if batches of training are those of
             :mod:`fleet.engines.batch_transforms`.
+        recorded: takes steps of a group of one rank without Python's part; None if it cannot.
     """
 
     exported: Exported
@@ -109,6 +119,7 @@ class TorchSteps:
     evaluation_calls: int = 0
     is_new: bool = True
     transforms_batches: bool = False
+    recorded: TakesRecordedSteps | None = None
 
     @property
     def device(self) -> torch.device:
@@ -149,10 +160,13 @@ class TorchSteps:
         totals = torch.zeros(len(sizes), len(self.flat.totals), pin_memory=is_queued)
         totals[:, INDEX["stop"]] = flags.stop
         with running_user_code(self.code, quick=True):
-            for rows, size, step_totals in zip(
-                split_batches(local_rows, sizes), sizes, totals, strict=True
-            ):
-                self.step_alone(select_readable(rows), size, flags.stop, step_totals)
+            if self.recorded is not None:
+                self.recorded.take(local_rows, sizes, flags.stop, totals.unbind())
+            else:
+                for rows, size, step_totals in zip(
+                    split_batches(local_rows, sizes), sizes, totals, strict=True
+                ):
+                    self.step_alone(select_readable(rows), size, flags.stop, step_totals)
         end = torch.accelerator.current_stream().record_event() if is_queued else None
 
         def wait() -> StepResult:
@@ -360,7 +374,10 @@ class TorchSteps:
 
     def samples(self, inputs: np.ndarray) -> Samples:
         """Return samples on the device, as the stream carries them."""
-        samples = samples_to_device(inputs, self.device)
+        return self.augmented(samples_to_device(inputs, self.device))
+
+    def augmented(self, samples: Samples) -> Samples:
+        """Return samples on the device after the transforms that were left to it."""
         if (
             isinstance(samples, Tensor) and samples.ndim == 2
         ):  # packed rows, unlike the inputs of try_export
