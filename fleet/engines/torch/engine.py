@@ -40,6 +40,9 @@ from preprocess.user_code import UserCode, running_user_code
 
 log = logging.getLogger("fleet.engines.torch.engine")
 
+# Parameters of a network that is recorded, which takes about 20 ms for each of them. Python's part
+# of the steps of larger ones is small.
+_MAX_RECORDED = 100
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # CUDA reads this variable when it starts
 
 
@@ -180,6 +183,7 @@ def _can_record(steps: TorchSteps) -> bool:
         and steps.compiled is None
         and not steps.parts
         and not steps.transforms_batches
+        and len(steps.flat.parameters) <= _MAX_RECORDED
     )
 
 

@@ -156,8 +156,15 @@ def test_network_is_recorded_before_it_is_fused_and_afterwards():
             assert value == pytest.approx(expected[name], abs=1e-5), name
 
 
-def test_user_code_is_not_recorded():
-    _, of_user = network(CNN, 0)
-    _, built_in = network(DENSE, 0)
-    assert of_user.steps.recorded is None
-    assert built_in.steps.recorded is not None
+DEEP = {"family": "mlp", "args": {"hidden": 60 * [4]}}
+
+
+def test_network_of_a_family_is_recorded():
+    _, trainable = network(DENSE, 0)
+    assert trainable.steps.recorded is not None
+
+
+@pytest.mark.parametrize("model", [CNN, DEEP], ids=["user code", "deep"])
+def test_user_code_and_large_networks_are_not_recorded(model):
+    _, trainable = network(model, 0)
+    assert trainable.steps.recorded is None
