@@ -62,6 +62,21 @@ def _terminal() -> io.StringIO | None:
     return io.StringIO() if kernel is not None and kernel.terminal else None
 
 
+@contextmanager
+def _hdf5_in_memory(self: Any, **options: Any) -> Iterator[Any]:
+    """Open an HDF5 file in memory; it is written when the context ends.
+
+    No other greenlet may run within a call of HDF5, which keeps pointers into its caller's stack.
+    """
+    import h5py
+
+    image = io.BytesIO()
+    with h5py.File(image, "w", **options) as file:
+        yield file
+    self.write(image.getvalue())
+    self.check()
+
+
 def install() -> None:
     """Replace functions, before the modules that import them are imported."""
     from launch import devices, energy, memory, processes, stale_files
@@ -89,6 +104,10 @@ def install() -> None:
     from fleet.storage import files
 
     files._HOST = _HostName()
+
+    from preprocess.files.deferred_errors import DeferredErrorFile
+
+    DeferredErrorFile.hdf5 = _hdf5_in_memory
 
     from fleet.monitor import live_view
 

@@ -757,6 +757,32 @@ def _stopped_network_dies(draw: random.Random, case: Case) -> Case:
     )
 
 
+def _death_in_a_phase(draw: random.Random, case: Case) -> Case:
+    """With ULFM, ranks of groups die in any phase, and messages of the others are late."""
+    networks = [_network(f"n{number}", draw.choice(((1, 1), (2, 2))), 4, 4) for number in range(3)]
+    content = _content(networks, draw.randint(20, 40), draw.choice(("adaptive", "baseline")))
+    content["max_deaths"] = 99
+    if draw.random() < 0.5:
+        content["prune"] = {"rule": "asha", "min_epochs": 1, "factor": 2, "synchronous": True}
+    events = [
+        _event("die in phase", launch, 0.5 * draw.random(), draw.randrange(8), draw.random())
+        for launch in (0, 0, 1, 1, 2)
+    ]
+    events += [_event("signal", launch, 0.3 + draw.random()) for launch in (0, 1)]
+    return _calm(
+        case,
+        1,
+        5,
+        content,
+        kinds=("die in phase", "signal"),
+        events=tuple(events),
+        launches=3,
+        fault_tolerant=True,
+        delay_s=draw.choice((1e-2, 5e-2)),
+        late=0.5,
+    )
+
+
 def _own_engine(draw: random.Random, case: Case) -> Case:
     """An engine of the user, some of whose networks have metrics, steps or weights of their own."""
     networks = [_network(f"n{number}", (1, 1), 2, 2) for number in range(2)]
@@ -881,4 +907,5 @@ SCENARIOS: dict[str, Scenario] = {
     "dies while saving": _dies_while_saving,
     "stopped network dies": _stopped_network_dies,
     "watched launch": _watched_launch,
+    "death in a phase": _death_in_a_phase,
 }

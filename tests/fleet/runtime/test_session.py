@@ -98,8 +98,8 @@ def test_session_loads_no_engine_on_trainers_without_work(launch, monkeypatch):
     monkeypatch.setattr(
         session,
         "make_engine",
-        lambda spec, sample, rates, index, trainers, slot, pin: created.append(index)
-        or make(spec, sample, rates, index, trainers, slot),
+        lambda spec, sample, rates, index, *more: created.append(index)
+        or make(spec, sample, rates, index, *more),
     )
     launch([0, 0, 0, 0], models=[{"family": "softmax", "gpus": 1}])
     assert created == [0]

@@ -44,7 +44,14 @@ def test_resume_reads_each_line_and_checkpoint_once(folders, monkeypatch):
     runner = shaky(
         folders(), failures=0, retries=0, epochs=9, policy="baseline", checkpoint={"keep": "last"}
     )
-    assert runner.launch(Interruption(60)) is ExitStatus.RESUMABLE
+    signal = Signal()
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            SoftmaxRegression,
+            "step",
+            counting(SoftmaxRegression.step, {10: lambda: setattr(signal, "has_come", True)}),
+        )
+        assert runner.launch(signal) is ExitStatus.RESUMABLE
     epochs = len(runner.history("n0"))
     assert 0 < epochs < 9
     read, start = Counter(), Coordinator.start
