@@ -198,7 +198,8 @@ class Disk:
             kernel.reach("write")
         if faults.slow and random.random() < faults.slow:
             kernel.counts["slow call"] += 1
-            kernel.sleep(random.uniform(0, faults.slow_s), f"a slow {call}")
+            slowness = kernel.process.slowness  # which does not slow the disk down further
+            kernel.sleep(random.uniform(0, faults.slow_s) / slowness, f"a slow {call}")
         else:
             kernel.pause()
         is_full = any(begin <= kernel.now < end for begin, end in faults.fills)
