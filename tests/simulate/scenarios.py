@@ -759,27 +759,32 @@ def _stopped_network_dies(draw: random.Random, case: Case) -> Case:
 
 def _death_in_a_phase(draw: random.Random, case: Case) -> Case:
     """With ULFM, ranks of groups die in any phase, and messages of the others are late."""
-    networks = [_network(f"n{number}", draw.choice(((1, 1), (2, 2))), 4, 4) for number in range(3)]
+    ranks = draw.choice((2, 3))
+    networks = [_network(f"n{number}", (ranks, ranks), 3, 4) for number in range(3)]
+    networks[1]["train"]["stopping"]["patience"] = 1
+    if draw.random() < 0.3:
+        _built(networks[2], "tests.sources:not_a_number")
     content = _content(networks, draw.randint(20, 40), draw.choice(("adaptive", "baseline")))
     content["max_deaths"] = 99
-    if draw.random() < 0.5:
-        content["prune"] = {"rule": "asha", "min_epochs": 1, "factor": 2, "synchronous": True}
+    delay_s, slow = draw.choice(((1e-2, 1.0), (3e-2, 1.0), (1e-2, 6.0)))
     events = [
-        _event("die in phase", launch, 0.5 * draw.random(), draw.randrange(8), draw.random())
-        for launch in (0, 0, 1, 1, 2)
+        _event("die in phase", launch, 0.1 * draw.random(), draw.randrange(8), draw.random())
+        for launch in (0, 0, 0, 1, 1)
     ]
-    events += [_event("signal", launch, 0.3 + draw.random()) for launch in (0, 1)]
+    scale = slow * delay_s / 1e-2
+    events += [_event("signal", launch, scale * (1.0 + 2.0 * draw.random())) for launch in (0, 1)]
     return _calm(
         case,
         1,
-        5,
+        7,
         content,
-        kinds=("die in phase", "signal"),
+        kinds=("die in phase", "signal", "late messages"),
         events=tuple(events),
         launches=3,
-        fault_tolerant=True,
-        delay_s=draw.choice((1e-2, 5e-2)),
+        fault_tolerant=draw.random() < 0.9,
+        delay_s=delay_s,
         late=0.5,
+        slow=slow,
     )
 
 
