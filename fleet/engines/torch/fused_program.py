@@ -17,16 +17,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.fx import GraphModule, Node
 
 from fleet.engines.fusing import CannotFuse
 from fleet.engines.torch import devices
-from fleet.engines.torch.precision import autocasting
 from fleet.engines.torch.recording import (
     Batch,
     CannotRecord,
     is_random,
+    outputs_with,
     record,
     recording,
     simplify,
@@ -197,12 +197,7 @@ class Program:
         """Return the sums of a network: loss, correct, and metric totals."""
         steps = self._steps
         losses = steps.measures.losses
-        with autocasting(steps.precision, steps.device):
-            outputs = functional_call(
-                steps.exported,
-                {f"module.{name}": tensor for name, tensor in tensors.items()},
-                (batch.samples,),
-            )
+        outputs = outputs_with(steps, tensors, batch.samples)
         sums = steps.sums(
             outputs,
             batch.targets,

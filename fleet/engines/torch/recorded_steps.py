@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from fleet.engines.base import INDEX, WIDTH, Rows, select_readable, split_batches
 from fleet.engines.torch.flat_parameters import (
@@ -24,11 +23,11 @@ from fleet.engines.torch.flat_parameters import (
     targets_to_device,
     to_device,
 )
-from fleet.engines.torch.precision import autocasting
 from fleet.engines.torch.recording import (
     Batch,
     CannotRecord,
     is_random,
+    outputs_with,
     record,
     recording,
     simplify,
@@ -190,12 +189,7 @@ class Recording:
         count = len(self._names)
         named = dict(zip(self._names, [*leaves, *tensors[len(trained) : count]], strict=True))
         batch = _batch_of(template, tensors[count:])
-        with autocasting(steps.precision, steps.device):
-            outputs = functional_call(
-                steps.exported,
-                {f"module.{name}": tensor for name, tensor in named.items()},
-                (batch.samples,),
-            )
+        outputs = outputs_with(steps, named, batch.samples)
         sums = steps.sums(
             outputs,
             batch.targets,

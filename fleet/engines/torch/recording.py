@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fleet.engines.torch.models import Samples
-from fleet.engines.torch.steps import single_row_statistics
+from fleet.engines.torch.precision import autocasting
+from fleet.engines.torch.steps import TorchSteps, single_row_statistics
 
 _ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
@@ -90,6 +92,17 @@ def recording(exported: nn.Module, is_training: bool, batch: Batch) -> Iterator[
 def record(function: Callable[..., Any], *arguments: Any) -> GraphModule:
     """Return the operations of a function for some tensors, inside :func:`recording`."""
     return make_fx(lambda *args: function(*args))(*arguments)
+
+
+def outputs_with(steps: TorchSteps, tensors: Mapping[str, Tensor], samples: Samples) -> Tensor:
+    """Return the outputs of a network's module with other parameters and buffers, by name."""
+    with autocasting(steps.precision, steps.device):
+        outputs: Tensor = functional_call(
+            steps.exported,
+            {f"module.{name}": tensor for name, tensor in tensors.items()},
+            (samples,),
+        )
+    return outputs
 
 
 def is_random(node: Node) -> bool:
