@@ -231,21 +231,26 @@ def test_search_killed_repeatedly_loses_nothing(tmp_path, search, prune):
         )
 
 
+def one_by_one(folder, asks):
+    """Return a run whose searcher proposes these networks, one after another."""
+    return Run(
+        folder,
+        {
+            "sampler": "tests.fleet.search.searchers:Scripted",
+            "max_trials": len(asks),
+            "max_concurrent": 1,
+            "options": {"asks": asks, "reports": {}},
+        },
+    )
+
+
 def test_search_child_inherits_weights_and_is_replayed(tmp_path):
     asks = [
         {LEARNING_RATE: 0.01},
         {LEARNING_RATE: 0.02, "parent": 0},
         {LEARNING_RATE: 0.03, "parent": 1},
     ]
-    run = Run(
-        tmp_path,
-        {
-            "sampler": "tests.fleet.search.searchers:Scripted",
-            "max_trials": 3,
-            "max_concurrent": 1,
-            "options": {"asks": asks, "reports": {}},
-        },
-    )
+    run = one_by_one(tmp_path, asks)
     assert run.launch() is ExitStatus.OK
     added = {event.network: event for event in run.of(ev.NetworkAdded)}
     assert {name: event.parent for name, event in added.items()} == {
@@ -287,15 +292,7 @@ def test_search_child_inherits_weights_and_is_replayed(tmp_path):
 
 def test_child_without_its_parents_weights_fails(tmp_path):
     asks = [{LEARNING_RATE: 0.01}, {LEARNING_RATE: 0.02, "parent": 0}]
-    run = Run(
-        tmp_path,
-        {
-            "sampler": "tests.fleet.search.searchers:Scripted",
-            "max_trials": 2,
-            "max_concurrent": 1,
-            "options": {"asks": asks, "reports": {}},
-        },
-    )
+    run = one_by_one(tmp_path, asks)
     assert run.launch() is ExitStatus.OK
     shutil.rmtree(run.paths.models / "net-1")
     assert run.launch() is ExitStatus.NETWORK_FAILED
@@ -343,15 +340,7 @@ def test_search_child_does_not_wait_for_a_stopped_parent(admission):
 
 def test_search_child_with_unknown_parent_fails(tmp_path):
     asks = [{LEARNING_RATE: 0.01}, {LEARNING_RATE: 0.02, "parent": 7}]
-    run = Run(
-        tmp_path,
-        {
-            "sampler": "tests.fleet.search.searchers:Scripted",
-            "max_trials": 2,
-            "max_concurrent": 1,
-            "options": {"asks": asks, "reports": {}},
-        },
-    )
+    run = one_by_one(tmp_path, asks)
     assert run.launch() is ExitStatus.NETWORK_FAILED
     assert run.rows()["net-1"].status is Status.FAILED
     assert "7 is no parent" in run.rows()["net-1"].reason
