@@ -2,11 +2,11 @@
 
 Open MPI's launchers and daemons make folders named after their process, and remove them unless they
 are killed. Its ranks, and those of MPICH, share memory in files that they unlink as they finalize
-MPI. TensorFlow writes
-generated functions into files and removes them when Python exits normally. So each rank has its own
-folder for temporary files, and the next launch on a node, or the job whose launch has ended,
-deletes the files of dead processes. Names tell the node and the process, but for the shared memory
-of MPICH, which is deleted if no process maps it; files of other users are left alone.
+MPI. TensorFlow writes generated functions into files and removes them when Python exits normally.
+So each rank has its own folder for temporary files, and the next launch on a node, or the job whose
+launch has ended, deletes the files of dead processes. Names tell the node and the process, but for
+the shared memory of MPICH, which is deleted if no process maps it; files of other users are left
+alone.
 """
 
 from __future__ import annotations

@@ -382,7 +382,8 @@ class Coordinator:
                 self.event_log.sync()
                 if isinstance(message, Start | Join):
                     fence = self.sharing.fence_of(message.network.name)
-                    message = message if fence is None else message._replace(fence=fence)
+                    if fence is not None:
+                        message = message._replace(fence=fence)
                 process, message = address(self.config.roles, rank, message)
                 self.world.send(process, tag, message)
             case e.LogEvent(event, t_s):

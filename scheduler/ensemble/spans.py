@@ -116,7 +116,8 @@ def make_pairs(seen: Mapping[GroupShape, Observation], noise: float) -> list[Pai
     for gpus, (compact, spread) in _by_size(seen).items():
         if spread and compact:
             pooled = pool(spread), pool(compact)
-            variance = sum(max(of.error, PLAIN_ERROR) ** 2 + noise**2 for of in pooled)
+            errors = [max(observed.error, PLAIN_ERROR) for observed in pooled]
+            variance = sum(error**2 + noise**2 for error in errors)
             pairs.append(Pair(gpus, math.log(pooled[0].rate / pooled[1].rate), variance))
     return pairs
 
