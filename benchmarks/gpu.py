@@ -3,13 +3,14 @@
     python benchmarks/gpu.py [--out gpu] [--seconds 480] [--cpu] [--groups]
 
 For each installed engine (keras, torch) it measures: one network, compared with plain Keras or a
-plain PyTorch loop on the same samples; K = 1, 2, 4 and 8 networks on one GPU; the transfer rate of
-inputs; the time of checkpoints and of changes of a group; whether memory limits hold; and what
-happens to a network that is too large. It writes `gpu.json` and `gpu.md`: a row per number, and the
-skipped parts with reasons. With `--groups`, on a machine with several GPUs, it measures in four
-minutes what groups of them need instead: sums, process groups, changes of a group within an epoch,
-time for which GPUs wait for changes, and a trainer that dies. With `--cpu` everything is small and
-runs on cores: that tests the script, and says nothing about GPUs.
+plain PyTorch loop on the same samples; with PyTorch, a compiled network and a compiled loop; K = 1,
+2, 4 and 8 networks on one GPU; the transfer rate of inputs; the time of checkpoints and of changes
+of a group; whether memory limits hold; and what happens to a network that is too large. It writes
+`gpu.json` and `gpu.md`: a row per number, and the skipped parts with reasons. With `--groups`, on a
+machine with several GPUs, it measures in four minutes what groups of them need instead: sums,
+process groups, changes of a group within an epoch, time for which GPUs wait for changes, and a
+trainer that dies. With `--cpu` everything is small and runs on cores: that tests the script, and
+says nothing about GPUs.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from document import table
 
 from fleet.api import mpirun
 from fleet.domain.events import EpochEnded, GroupChanged, LaunchEnded, NetworkFailed, RankDied
+from fleet.domain.network import EpochRecord
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
 from launch.devices import memory_mib, visible_gpus
@@ -92,6 +94,8 @@ for number in filters:
 model = torch.nn.Sequential(*layers, torch.nn.Flatten(),
                             torch.nn.Linear(channels * side * side, 64), torch.nn.ReLU(),
                             torch.nn.Linear(64, 10)).to(device)
+if len(sys.argv) > 2:
+    model = torch.compile(model, mode=sys.argv[2])
 optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
 images = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 labels = torch.from_numpy(labels)
@@ -408,14 +412,9 @@ class Bench:
 
     def measure_one(self, name: str) -> None:
         """Measure one network with cached samples, and a plain loop over samples in memory."""
-        model = {"family": "cnn", "name": "cnn", "args": {"filters": self.filters, "dense": [64]}}
-        paths = self.run(f"alone {name}", 2, [model], resources=self.resources(name))
-        records = [event.record for event in events_of(paths.events, EpochEnded)]
-        del records[0]  # the first epoch compiles
-        rate = statistics.median(record.samples / record.seconds for record in records)
-        rates = self.python(
-            ENGINES[name].loop, json.dumps([self.samples, 32, self.epochs, BATCH, self.filters])
-        )[1:]
+        records = self.train_one(name)
+        rate = median_rate(records)
+        rates = self.loop_rates(name)
         self.report.add(
             f"{name}: one network",
             rate,
@@ -430,6 +429,41 @@ class Bench:
             / sum(record.seconds for record in records),
             "%",
         )
+
+    def measure_compiled(self) -> None:
+        """Measure one network of PyTorch with ``train.compile``, a plain loop, and a compiled one.
+
+        The compiled loop uses CUDA graphs, as FLEET does.
+        """
+        rate = median_rate(self.train_one("torch", compile=True))
+        for reference, options in (
+            ("a loop", ()),
+            ("a loop, compiled with CUDA graphs", ("reduce-overhead",)),
+        ):
+            rates = self.loop_rates("torch", *options)
+            self.report.add(
+                f"torch: one compiled network, beside {reference}",
+                rate,
+                "samples/s",
+                reference,
+                rate / statistics.median(rates),
+            )
+
+    def train_one(self, name: str, **train: Any) -> list[EpochRecord]:
+        """Train a network alone, with settings of its training; return its epochs but the first.
+
+        The first epoch compiles.
+        """
+        model = {"family": "cnn", "name": "cnn", "args": {"filters": self.filters, "dense": [64]}}
+        label = " ".join(["alone", name, *train])
+        paths = self.run(label, 2, [model | {"train": train}], resources=self.resources(name))
+        return [event.record for event in events_of(paths.events, EpochEnded)][1:]
+
+    def loop_rates(self, name: str, *options: str) -> list[float]:
+        """Return the samples per second of epochs of a loop without FLEET, but for the first."""
+        sizes = json.dumps([self.samples, 32, self.epochs, BATCH, self.filters])
+        rates: list[float] = self.python(ENGINES[name].loop, sizes, *options)
+        return rates[1:]
 
     def resources(self, name: str) -> dict[str, Any]:
         """Return the resources of a run on one GPU, or on cores."""
@@ -689,10 +723,17 @@ class Bench:
                 continue
             for label, measure in parts.items():
                 self.run_part(f"{name}: {label}", partial(measure, name))
+        if importlib.util.find_spec("torch") is not None:
+            self.run_part("torch: one compiled network", self.measure_compiled)
         if not self.report.device["mps"]:
             self.report.skip("networks on one GPU with MPS", f"{CONTROL} is not installed")
         self.report.seconds = time.monotonic() - began
         return self.report
+
+
+def median_rate(records: Sequence[EpochRecord]) -> float:
+    """Return the median samples per second of epochs."""
+    return statistics.median(record.samples / record.seconds for record in records)
 
 
 def _process_of_rank(session: int, rank: int) -> int:

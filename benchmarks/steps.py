@@ -85,13 +85,13 @@ def keras_times(trainable: Any, samples: Rows, size: int, rounds: int) -> Times:
 
 def torch_times(build: Callable[[], Any], samples: Rows, size: int, rounds: int) -> Times:
     """Return the times of steps of PyTorch by modules, by recordings, and without Python."""
-    from fleet.engines.torch.recorded_steps import RecordedSteps
+    from fleet.engines.torch.recorded_steps import RecordedSteps, Recording
 
     plain = build()
     recorded = build()
     plain.steps.recorded = None
     plain.steps.updates.flat_optimizer.is_used = False
-    recorded.steps.recorded = RecordedSteps(recorded.steps, after=1)
+    recorded.steps.recorded = RecordedSteps(recorded.steps, Recording, after=1)
     take_steps(recorded, samples, size, STEPS)
     [recording] = recorded.steps.recorded.recordings.values()
     if recording is None:

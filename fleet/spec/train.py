@@ -504,7 +504,8 @@ class Train:
     """Compile training steps with XLA."""
     compile: bool = False
     """Only for torch: compile the module with torch.compile, for training steps. The first step
-    takes longer, often minutes.
+    takes longer, often minutes. On an NVIDIA or AMD GPU, steps of a network alone are also captured
+    as CUDA graphs, if they can be.
     """
     deterministic: bool = False
     """Make training bitwise reproducible on the same machine, with the same version of the engine

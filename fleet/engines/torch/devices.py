@@ -7,6 +7,7 @@ generators.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -76,6 +77,35 @@ def seed(device: torch.device, number: int) -> None:
     """Seed the generator of a device."""
     if is_gpu(device):
         module_of(device).manual_seed(number)
+
+
+def can_capture(device: torch.device) -> bool:
+    """Return True if a device can start many kernels as one graph: with CUDA, and with ROCm."""
+    return device.type == "cuda"
+
+
+def capture(function: Callable[[], None]) -> Callable[[], None]:
+    """Capture the kernels that a function queues on the GPU of this thread, as a graph.
+
+    The kernels are not started. They keep the addresses of their tensors, and draw random numbers
+    by the seed of the device at their start.
+
+    Args:
+        function: queues kernels, and never waits for one.
+
+    Returns:
+        A function that queues all of them at once.
+
+    Raises:
+        RuntimeError: something that the function does cannot be captured, such as a copy from the
+            memory of the host.
+    """
+    graph = torch.cuda.CUDAGraph()
+    # Other threads may allocate memory meanwhile.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        function()
+    replay: Callable[[], None] = graph.replay
+    return replay
 
 
 def release_memory(device: torch.device) -> None:

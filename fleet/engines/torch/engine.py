@@ -17,6 +17,7 @@ from fleet.engines.base import EngineContext, count_threads, gpu_index
 from fleet.engines.custom import user_code_of
 from fleet.engines.own_step import measures_of
 from fleet.engines.torch import devices
+from fleet.engines.torch.captured_steps import AFTER_STEPS_OF_GPU, Capture
 from fleet.engines.torch.collation import Collation
 from fleet.engines.torch.compile import compile_module
 from fleet.engines.torch.exchange import Exchange, MpiExchange, TorchExchange, exchange_name
@@ -30,7 +31,7 @@ from fleet.engines.torch.network import TorchNetwork
 from fleet.engines.torch.optimizer import ModuleOptimizer
 from fleet.engines.torch.own_step import TorchStep
 from fleet.engines.torch.pretrained import freeze
-from fleet.engines.torch.recorded_steps import RecordedSteps
+from fleet.engines.torch.recorded_steps import AFTER_STEPS, RecordedSteps, Recording
 from fleet.engines.torch.several_optimizers import SeveralOptimizers
 from fleet.engines.torch.steps import TorchSteps
 from fleet.spec import NetworkSpec
@@ -169,22 +170,25 @@ class TorchEngine:
             compile_module(exported) if train.compile else None,
             transforms_batches=bool(train.batch_transforms),
         )
-        if _can_record(steps):
-            steps.recorded = RecordedSteps(steps)
+        steps.recorded = _recorded(steps)
         module.train()
         return TorchNetwork(module, steps, note, code)
 
 
-def _can_record(steps: TorchSteps) -> bool:
-    """Return True if steps may be recorded; what user code does in Python would be missed."""
-    return (
-        not devices.is_gpu(steps.device)
-        and steps.code is None
-        and steps.compiled is None
-        and not steps.parts
-        and not steps.transforms_batches
-        and len(steps.flat.parameters) <= _MAX_RECORDED
-    )
+def _recorded(steps: TorchSteps) -> RecordedSteps | None:
+    """Return the recorded steps of a network; None if they would not do what its module does."""
+    if steps.parts or steps.transforms_batches:
+        return None
+    if devices.can_capture(steps.device) and steps.compiled is not None:
+        return RecordedSteps(steps, Capture, AFTER_STEPS_OF_GPU)
+    if (
+        devices.is_gpu(steps.device)
+        or steps.compiled is not None
+        or steps.code is not None  # what it does in Python would be missed
+        or len(steps.flat.parameters) > _MAX_RECORDED
+    ):
+        return None
+    return RecordedSteps(steps, Recording, AFTER_STEPS)
 
 
 def _are_scaled(sample: SampleSpec) -> bool | dict[str, bool]:

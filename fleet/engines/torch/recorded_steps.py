@@ -1,9 +1,10 @@
 """Take the steps of a network alone without the Python code of its modules and of autograd.
 
 After some steps with batches of equal shape, what the network computes for such a batch is recorded
-(:mod:`fleet.engines.torch.recording`), with its gradients. The recording calls the same kernels in
-the same order. It is used if it computes the same bits as the module for the batch of the next
-step; otherwise the module goes on.
+with its gradients: on CPUs as a list of operations (:mod:`fleet.engines.torch.recording`), on a GPU
+as a graph of kernels (:mod:`fleet.engines.torch.captured_steps`). The recording calls the same
+kernels in the same order. It is used if it computes the same numbers as the module for the batch of
+the next step, on CPUs the same bits; otherwise the module goes on.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -38,25 +40,32 @@ from preprocess.user_code import exclusive_generators
 log = logging.getLogger("fleet.engines.torch.recorded_steps")
 
 # Recording takes about as long as it saves in so many steps.
-_AFTER_STEPS = 1000
+AFTER_STEPS = 1000
 _MAX_SHAPES = 8  # of batches, for which there are recordings
 
-_SUMS = slice(INDEX["loss"], INDEX["count"] + 1)
+SUMS = slice(INDEX["loss"], INDEX["count"] + 1)
 
 
 class RecordedSteps:
-    """The recorded steps of a network, which has one rank, runs on CPUs and has no user code.
+    """The recorded steps of a network that has one rank.
 
     Args:
         steps: the steps of the network.
+        record_step: records a step with a batch; it raises :class:`CannotRecord`.
         after: number of steps with a shape of batches before it is recorded.
     """
 
-    def __init__(self, steps: TorchSteps, after: int = _AFTER_STEPS) -> None:
+    def __init__(
+        self,
+        steps: TorchSteps,
+        record_step: Callable[[TorchSteps, Batch], StepRecording],
+        after: int,
+    ) -> None:
         self._steps = steps
+        self._record_step = record_step
         self._after = after
         self._counts: dict[Any, int] = {}  # steps with each shape
-        self.recordings: dict[Any, Recording | None] = {}
+        self.recordings: dict[Any, StepRecording | None] = {}
 
     def take(
         self, local_rows: Rows, sizes: Sequence[int], stop: bool, totals: Sequence[Tensor]
@@ -86,7 +95,7 @@ class RecordedSteps:
             recording.compute(batch, sums)
             steps.updates.step(1.0, recording.unused)
 
-    def _find(self, shape: Any, batch: Batch, rows: Rows) -> Recording | None:
+    def _find(self, shape: Any, batch: Batch, rows: Rows) -> StepRecording | None:
         """Return the recording for a batch; None if there is none, or not yet."""
         if shape in self.recordings:
             return self.recordings[shape]
@@ -94,9 +103,9 @@ class RecordedSteps:
         self._counts[shape] = count + 1
         if count < self._after or len(self.recordings) == _MAX_SHAPES:
             return None
-        recording: Recording | None
+        recording: StepRecording | None
         try:
-            recording = Recording(self._steps, batch)
+            recording = self._record_step(self._steps, batch)
             recording.check(batch, rows)
         except CannotRecord as failure:
             log.info("steps are not recorded: %s", failure)
@@ -131,7 +140,7 @@ def _split(value: Any, counts: list[int]) -> Sequence[Any]:
     return [dict(zip(value, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-class Recording:
+class StepRecording:
     """What a network computes for batches of one shape in training.
 
     Args:
@@ -139,7 +148,6 @@ class Recording:
         batch: a batch.
 
     Attributes:
-        graph: returns the sums and gradients of a batch from :meth:`state` and its tensors.
         unused: indices of parameters without a gradient.
 
     Raises:
@@ -148,28 +156,109 @@ class Recording:
 
     def __init__(self, steps: TorchSteps, batch: Batch) -> None:
         self._steps = steps
-        self._size = len(_tensors_of(batch)[0])
-        trained = steps.flat.parameters
-        module = steps.exported.module
-        untrained = {
-            **{name: value for name, value in module.named_parameters() if name not in trained},
-            **dict(module.named_buffers()),
-        }
-        self._names = [*trained, *untrained]
-        self._untrained = list(untrained.values())
         # Metrics whose states depend on values of tensors cannot be recorded.
         self._returns_outputs = steps.measures.metrics.width > 0
         if not isinstance(batch.targets, Tensor):
             raise CannotRecord("it has several targets, and metrics of each")
+        self._size = len(batch.targets)
+        trained = steps.flat.parameters
+        module = steps.exported.module
+        self._untrained = {
+            **{name: value for name, value in module.named_parameters() if name not in trained},
+            **dict(module.named_buffers()),
+        }
         self.unused: list[int] = []
+
+    def compute(self, batch: Batch, totals: Tensor) -> None:
+        """Write the gradients of a batch, and its sums; on a GPU, queue that.
+
+        Args:
+            batch: readable rows, of the shape for which it was recorded.
+            totals: (6 + metrics,), partly overwritten.
+        """
+        raise NotImplementedError
+
+    def _equals(self, computed: Tensor, expected: Tensor) -> bool:
+        """Return True if a tensor is what the module computes."""
+        return torch.equal(computed, expected)
+
+    def _write_metrics(self, outputs: Tensor, batch: Batch, totals: Tensor) -> None:
+        """Write the totals of metrics of a batch, from the (n, ...) outputs for it."""
+        sums = self._steps.measures.metrics.sums(outputs, batch.targets)
+        totals[WIDTH:].copy_(sums, non_blocking=True)
+
+    def _make_seed(self) -> Tensor:
+        """Return the derivative of what is differentiated by the summed loss, as autograd does."""
+        loss = torch.ones((), device=self._steps.device, requires_grad=True)
+        scaled = self._steps.updates.scaled(loss / self._size)
+        return torch.autograd.grad(scaled, loss)[0]
+
+    def check(self, batch: Batch, rows: Rows) -> None:
+        """Check that the recording computes what the module does; changes nothing.
+
+        Args:
+            batch: a batch.
+            rows: its rows.
+
+        Raises:
+            CannotRecord: it does not.
+        """
+        steps = self._steps
+        with self._keeping_state():
+            steps.take_gradients(rows, self._size)
+            expected = self._results(steps.flat.totals.clone())
+        with self._keeping_state():
+            totals = torch.zeros_like(steps.flat.totals)
+            self.compute(batch, totals)
+            computed = self._results(totals)
+        if not all(map(self._equals, computed, expected)):
+            raise CannotRecord("a recording computes other numbers than the module")
+
+    def _results(self, totals: Tensor) -> list[Tensor]:
+        return [totals, self._steps.flat.gradients.clone(), *self._copy_state()]
+
+    @contextmanager
+    def _keeping_state(self) -> Iterator[None]:
+        """Restore what computing a batch may change, such as running statistics."""
+        before = self._copy_state()
+        yield
+        with torch.no_grad():
+            for tensor, value in zip(self._state, before, strict=True):
+                tensor.copy_(value)
+
+    @property
+    def _state(self) -> list[Tensor]:
+        return [self._steps.flat.weights, *self._untrained.values()]
+
+    def _copy_state(self) -> list[Tensor]:
+        return [value.detach().clone() for value in self._state]
+
+
+class Recording(StepRecording):
+    """A recording of the operations of a step, which are called one by one.
+
+    Args:
+        steps: the steps of the network, which runs on CPUs and has no user code.
+        batch: a batch.
+
+    Attributes:
+        graph: returns the sums and gradients of a batch from :meth:`state` and its tensors.
+
+    Raises:
+        CannotRecord: the module cannot be recorded.
+    """
+
+    def __init__(self, steps: TorchSteps, batch: Batch) -> None:
+        super().__init__(steps, batch)
+        self._names = [*steps.flat.parameters, *self._untrained]
         self._seed = self._make_seed() if steps.updates.has_constant_scale else None
         with recording(steps.exported, True, batch), exclusive_generators():
             graph = record(
                 partial(self._compute, batch),
                 torch.ones((), device=steps.device),
                 *(view.detach() for view in steps.flat.weight_views),
-                *(value.detach().clone() for value in self._untrained),
-                *_tensors_of(batch),
+                *(value.detach().clone() for value in self._untrained.values()),
+                *batch.tensors,
             )
         self._is_random = any(map(is_random, graph.graph.nodes))
         simplify(graph)
@@ -207,24 +296,19 @@ class Recording:
         ]
 
     def compute(self, batch: Batch, totals: Tensor) -> None:
-        """Write the gradients of a batch, and its sums.
-
-        Args:
-            batch: readable rows, of the shape for which it was recorded.
-            totals: (6 + metrics,), partly overwritten.
-        """
+        """See :meth:`StepRecording.compute`."""
         steps = self._steps
         flat = steps.flat
-        arguments = (*self.state(), *_tensors_of(batch))
+        arguments = (*self.state(), *batch.tensors)
         with torch.no_grad():
             if self._is_random:
                 with steps.seeded_generators():
                     sums, *gradients = self.graph(*arguments)
             else:
                 sums, *gradients = self.graph(*arguments)
-            totals[_SUMS] = sums
+            totals[SUMS] = sums
             if self._returns_outputs:
-                totals[WIDTH:] = steps.measures.metrics.sums(gradients.pop(0), batch.targets)
+                self._write_metrics(gradients.pop(0), batch, totals)
             views: Sequence[Tensor] = flat.gradient_views
             if self.unused:
                 views = [view for index, view in enumerate(views) if index not in self.unused]
@@ -235,59 +319,11 @@ class Recording:
     def state(self) -> list[Tensor]:
         """Return the arguments of :attr:`graph` before those of the batch."""
         seed = self._seed if self._seed is not None else self._make_seed()
-        return [seed, *self._steps.flat.weight_views, *self._untrained]
-
-    def _make_seed(self) -> Tensor:
-        """Return the derivative of what is differentiated by the summed loss, as autograd does."""
-        loss = torch.ones((), device=self._steps.device, requires_grad=True)
-        scaled = self._steps.updates.scaled(loss / self._size)
-        return torch.autograd.grad(scaled, loss)[0]
-
-    def check(self, batch: Batch, rows: Rows) -> None:
-        """Check that the recording computes the same bits as the module; changes nothing.
-
-        Args:
-            batch: a batch.
-            rows: its rows.
-
-        Raises:
-            CannotRecord: it does not.
-        """
-        steps = self._steps
-        before = [value.detach().clone() for value in self._untrained]
-        steps.take_gradients(rows, self._size)
-        expected = self._results(steps.flat.totals.clone())
-        self._restore(before)
-        totals = torch.zeros_like(steps.flat.totals)
-        self.compute(batch, totals)
-        computed = self._results(totals)
-        self._restore(before)
-        if not all(map(torch.equal, expected, computed)):
-            raise CannotRecord("a recording computes other numbers than the module")
-
-    def _results(self, totals: Tensor) -> list[Tensor]:
-        untrained = [value.detach().clone() for value in self._untrained]
-        return [totals, self._steps.flat.gradients.clone(), *untrained]
-
-    def _restore(self, values: Sequence[Tensor]) -> None:
-        with torch.no_grad():
-            for tensor, value in zip(self._untrained, values, strict=True):
-                tensor.copy_(value)
-
-
-def _tensors_of(batch: Batch) -> list[Tensor]:
-    """Return the tensors of a batch, in order."""
-    tensors: list[Tensor] = []
-    for part in batch:
-        if isinstance(part, dict):
-            tensors += part.values()
-        elif part is not None:
-            tensors.append(part)
-    return tensors
+        return [seed, *self._steps.flat.weight_views, *self._untrained.values()]
 
 
 def _batch_of(template: Batch, tensors: Sequence[Tensor]) -> Batch:
-    """Return the batch of some tensors, in the order of :func:`_tensors_of`."""
+    """Return the batch of some tensors, in the order of :attr:`Batch.tensors`."""
     values = iter(tensors)
 
     def fill(part: Any) -> Any:

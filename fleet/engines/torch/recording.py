@@ -48,12 +48,34 @@ class Batch(NamedTuple):
         """What a recording depends on."""
         return tuple(map(_shape, self))
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in order."""
+        tensors: list[Tensor] = []
+        for part in self:
+            if isinstance(part, Mapping):
+                tensors += part.values()
+            elif part is not None:
+                tensors.append(part)
+        return tensors
+
+    def clone(self) -> Batch:
+        """Return a batch of the same rows in other memory."""
+        return Batch(*map(_clone, self))
+
 
 def _shape(value: Any) -> Any:
     """Return what a recording depends on of a part of a batch."""
     if isinstance(value, Mapping):
         return tuple((name, _shape(part)) for name, part in value.items())
     return None if value is None else (tuple(value.shape), value.dtype)
+
+
+def _clone(value: Any) -> Any:
+    """Return a copy of a part of a batch."""
+    if isinstance(value, Mapping):
+        return {name: _clone(part) for name, part in value.items()}
+    return None if value is None else value.clone()
 
 
 @contextmanager
@@ -86,6 +108,7 @@ def recording(exported: nn.Module, is_training: bool, batch: Batch) -> Iterator[
         exported.train()
     changed = before.differs(exported)
     if changed:
+        before.restore_attributes(exported)
         raise CannotRecord(changed)
 
 
@@ -146,16 +169,29 @@ class _PythonState(NamedTuple):
             return "its forward draws random numbers of Python or NumPy"
         return ""
 
+    def restore_attributes(self, module: nn.Module) -> None:
+        """Set the attributes of a module, and of its parts, to what they were."""
+        for prefix, part in module.named_modules():
+            for key in vars(part):
+                name = _attribute_name(prefix, key)
+                if name in self.attributes:
+                    setattr(part, key, self.attributes[name])
+
 
 def _python_state(module: nn.Module) -> _PythonState:
     attributes = {
-        f"{prefix}.{key}".lstrip(".").removeprefix("module."): value
+        _attribute_name(prefix, key): value
         for prefix, part in module.named_modules()
         for key, value in vars(part).items()
         if key != "training" and isinstance(value, bool | int | float | str)
     }
     state: Any = np.random.get_state()
     return _PythonState(attributes, random.getstate(), (bytes(state[1]), *state[2:]))
+
+
+def _attribute_name(prefix: str, key: str) -> str:
+    """Return the name of an attribute of a part of a network, for users."""
+    return f"{prefix}.{key}".lstrip(".").removeprefix("module.")
 
 
 def _describe(error: Exception) -> str:

@@ -365,7 +365,10 @@ class TorchSteps:
 
     def outputs(self, inputs: np.ndarray, is_scaled: bool = False) -> Tensor:
         """Return logits or values, float32; for masks with classes last, as a view."""
-        samples = self.samples(inputs)
+        return self.outputs_of(self.samples(inputs), is_scaled)
+
+    def outputs_of(self, samples: Samples, is_scaled: bool = False) -> Tensor:
+        """Return the outputs for samples on the device, as :meth:`outputs` does."""
         call: Callable[..., Tensor] = self.exported
         if self.compiled is not None and self.exported.module.training:
             call = self.compiled

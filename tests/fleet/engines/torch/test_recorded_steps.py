@@ -19,10 +19,10 @@ pytestmark = pytest.mark.torch
 
 
 def recorded_network(model, train, after=2):
-    from fleet.engines.torch.recorded_steps import RecordedSteps
+    from fleet.engines.torch.recorded_steps import RecordedSteps, Recording
 
     _, trainable = network(model, 0, **train)
-    trainable.steps.recorded = RecordedSteps(trainable.steps, after)
+    trainable.steps.recorded = RecordedSteps(trainable.steps, Recording, after)
     return trainable
 
 
@@ -130,13 +130,13 @@ def test_resumed_network_continues_by_its_recording():
 
 
 def test_network_is_recorded_before_it_is_fused_and_afterwards():
-    from fleet.engines.torch.recorded_steps import RecordedSteps
+    from fleet.engines.torch.recorded_steps import RecordedSteps, Recording
 
     trains = optimizers("adam", count=2)
     _, alone = networks(DENSE, trains)
     engine, together = networks(DENSE, trains)
     for member in together:
-        member.steps.recorded = RecordedSteps(member.steps, after=2)
+        member.steps.recorded = RecordedSteps(member.steps, Recording, after=2)
     steps = list(batches(4))
     for step in steps[:5]:
         for member in (*alone, *together):
