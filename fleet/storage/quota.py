@@ -14,6 +14,7 @@ from fleet.errors import StorageError, UserError
 from fleet.spec import Checkpoint, NetworkSpec, Spec
 from fleet.spec.engine_keys import optimizer_slots
 from fleet.spec.layers import count_for
+from fleet.storage.files import storage_errors
 from fleet.storage.paths import RunPaths
 from fleet.units import format_size
 from launch.errors import pluralize
@@ -49,39 +50,52 @@ class Quota:
         """
         if self._limit is None:
             return
-        # A launch that died between two renames leaves no newer one.
-        droppable = [
-            checkpoint
-            for checkpoint in self._paths.all_previous()
-            if self._paths.last(checkpoint.parent.name).exists()
-        ]
-        droppable.sort(key=lambda previous: previous.parent != path.parent)
-        droppable += self._paths.all_predictions()
-        while (used := self.used()) + size > self._limit:
-            if not droppable:
-                raise StorageError(
-                    f"{path} cannot be written: with its {format_size(size)} the checkpoints would "
-                    f"take {format_size(used + size)}, and checkpoint.quota is "
-                    f"{format_size(self._limit)}; what was saved before is intact: raise the "
-                    "quota, or ask for `keep: last`, and the same command resumes the run"
-                )
-            log.info("dropping %s for the quota", droppable[0])
-            droppable.pop(0).unlink(missing_ok=True)
+        with storage_errors(self._paths.models):
+            # A launch that died between two renames leaves no newer one.
+            droppable = [
+                checkpoint
+                for checkpoint in self._paths.all_previous()
+                if self._paths.last(checkpoint.parent.name).exists()
+            ]
+            droppable.sort(key=lambda previous: previous.parent != path.parent)
+            droppable += self._paths.all_predictions()
+            while (used := self.used()) + size > self._limit:
+                if not droppable:
+                    raise StorageError(
+                        f"{path} cannot be written: with its {format_size(size)} the checkpoints "
+                        f"would take {format_size(used + size)}, and checkpoint.quota is "
+                        f"{format_size(self._limit)}; what was saved before is intact: raise the "
+                        "quota, or ask for `keep: last`, and the same command resumes the run"
+                    )
+                log.info("dropping %s for the quota", droppable[0])
+                droppable.pop(0).unlink(missing_ok=True)
 
     def has_room(self, size: int) -> bool:
-        """Return True if a number of bytes fits without deleting anything."""
-        return self._limit is None or self.used() + size <= self._limit
+        """Return True if a number of bytes fits without deleting anything.
+
+        Raises:
+            StorageError: the folders of the networks cannot be read.
+        """
+        if self._limit is None:
+            return True
+        with storage_errors(self._paths.models):
+            return self.used() + size <= self._limit
 
     def used(self) -> int:
         """Return the bytes of all files in the folders of the networks."""
         total = 0
-        for folder, _, files in os.walk(self._paths.models):
+        for folder, _, files in os.walk(self._paths.models, onerror=_raise):
             for name in files:
                 try:
                     total += os.stat(os.path.join(folder, name)).st_size
                 except FileNotFoundError:  # another rank has just renamed it
                     continue
         return total
+
+
+def _raise(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):  # a folder that was deleted meanwhile
+        raise error
 
 
 # ---- as far as it is known before any is written -------------------------------------------------

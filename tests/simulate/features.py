@@ -231,7 +231,7 @@ def _on_device(draw: random.Random, content: Content) -> None:
 
 
 def _little_memory(draw: random.Random, content: Content) -> None:
-    content["data"]["shared_memory"] = draw.choice((3_000, 10_000, 100_000))
+    content["data"]["shared_memory"] = draw.choice((3_100, 10_000, 100_000))
 
 
 def _unreadable(draw: random.Random, content: Content) -> None:

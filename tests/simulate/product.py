@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from tests.simulate import kernel as k
 from tests.simulate import witness
+from tests.simulate.stdlib import PerProcess
 
 
 def _started(pid: int) -> str | None:
@@ -108,6 +110,11 @@ def install() -> None:
     from preprocess.files.deferred_errors import DeferredErrorFile
 
     DeferredErrorFile.hdf5 = _hdf5_in_memory
+
+    from preprocess import user_code
+
+    user_code._BASELINE = PerProcess(dict)
+    user_code._CONTEXTS = PerProcess(Counter)
 
     from fleet.monitor import live_view
 

@@ -398,6 +398,73 @@ class Environ(MutableMapping[str, str]):
         return dict(self._now)
 
 
+class EnvironBytes(MutableMapping[bytes, bytes]):
+    """Replaces ``os.environb``: the bytes of an :class:`Environ`."""
+
+    def __init__(self, environ: Environ) -> None:
+        self._environ = environ
+
+    def __getitem__(self, key: bytes) -> bytes:
+        return os.fsencode(self._environ[os.fsdecode(key)])
+
+    def __setitem__(self, key: bytes, value: bytes) -> None:
+        self._environ[os.fsdecode(key)] = os.fsdecode(value)
+
+    def __delitem__(self, key: bytes) -> None:
+        del self._environ[os.fsdecode(key)]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(os.fsencode, self._environ)
+
+    def __len__(self) -> int:
+        return len(self._environ)
+
+
+class PerProcess(MutableMapping[Any, Any]):
+    """Replaces a mapping of a module: each simulated process has its own.
+
+    Args:
+        make: makes the mapping of a process.
+    """
+
+    def __init__(self, make: Callable[[], MutableMapping[Any, Any]]) -> None:
+        self._make = make
+        self._outside = make()
+
+    @property
+    def _now(self) -> MutableMapping[Any, Any]:
+        kernel = k.active()
+        if kernel is None:
+            return self._outside
+        mappings = kernel.process.mappings
+        if self not in mappings:
+            mappings[self] = self._make()
+        return mappings[self]
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._now[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._now[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._now[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._now)
+
+    def __len__(self) -> int:
+        return len(self._now)
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def copy(self) -> Any:
+        return dict(self._now)
+
+
 class Output(io.TextIOBase):
     """Replaces a standard stream: a simulated process writes into its own list."""
 
@@ -601,6 +668,7 @@ def install() -> None:
     queue.SimpleQueue = queue._PySimpleQueue
     concurrent.futures.thread._global_shutdown_lock = Lock()
     os.environ = Environ(os.environ)  # noqa: B003
+    os.environb = EnvironBytes(os.environ)
     sys.stdout = Output(sys.stdout)
     sys.stderr = Output(sys.stderr)
     logging.setLoggerClass(ProcessLogger)

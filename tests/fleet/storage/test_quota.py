@@ -1,5 +1,8 @@
 """The quota of checkpoints."""
 
+import errno
+import os
+
 import numpy as np
 import pytest
 
@@ -77,3 +80,15 @@ def test_make_room_keeps_the_first_checkpoint_of_a_child(paths):
 
 def test_quota_of_a_run_without_checkpoints(tmp_path):
     assert Quota(RunPaths(tmp_path / "none"), Checkpoint()).used() == 0
+
+
+def test_folder_that_cannot_be_listed_may_pass(paths, monkeypatch):
+    def fail(folder):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
+
+    monkeypatch.setattr(os, "scandir", fail)
+    quota = Quota(paths, Checkpoint(quota=500))
+    for call in (lambda: quota.make_room(paths.last("b"), 1), lambda: quota.has_room(1)):
+        with pytest.raises(StorageError, match="Input/output error") as caught:
+            call()
+        assert caught.value.may_pass
