@@ -25,7 +25,7 @@ from fleet.spec import NetworkSpec
 from launch.errors import pluralize
 from scheduler.base import Network
 from scheduler.ensemble.elastic import step_rate
-from scheduler.ensemble.rates import rate
+from scheduler.ensemble.rates import median_rates, rate
 from scheduler.ensemble.sharing import share
 
 WEIGHTS = 512  # 4 kB
@@ -37,7 +37,8 @@ class EmulatedEngine:
 
     Args:
         setup: context with the rates of every network in samples/s on 1, 2, ... GPUs; networks of a
-            search share the rates of their entry.
+            search share the rates of their entry. A network that is added without rates has the
+            median.
     """
 
     exchange_name = "mpi"
@@ -50,8 +51,10 @@ class EmulatedEngine:
     def build(self, network: NetworkSpec, group: Group) -> EmulatedNetwork:  # noqa: D102 - see Engine
         # A network that was added later has the rates of its trial's entry.
         names = (network.name, network.stem, network.stem.removesuffix(f"-{network.number}"))
-        name = next(name for name in names if name in self._networks)
-        return EmulatedNetwork(network, group, self._networks[name], self._setup)
+        rates = next((self._networks[name] for name in names if name in self._networks), None)
+        if rates is None:
+            rates = Network(network.name, median_rates(list(self._networks.values())))
+        return EmulatedNetwork(network, group, rates, self._setup)
 
 
 class EmulatedNetwork:

@@ -22,7 +22,8 @@ from tests.simulate.cluster import Launch
 
 ORDERLY = (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
 _EPOCH = re.compile(
-    r"^\[.*?\] (\S+) (epoch|lost a rank and resumes from its last checkpoint, after epoch) (\d+)",
+    r"^\[.*?\] (\S+) (epoch|lost a rank and resumes from its last checkpoint, after epoch) (\d+)\b"
+    r"(?!/\d+: \d+%)",  # the progress of an epoch
     re.MULTILINE,
 )
 

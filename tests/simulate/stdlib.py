@@ -458,8 +458,8 @@ class PerProcess(MutableMapping[Any, Any]):
 
     __hash__ = object.__hash__
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
+    def __eq__(self, value: object) -> bool:
+        return self is value
 
     def copy(self) -> Any:
         return dict(self._now)

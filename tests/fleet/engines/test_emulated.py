@@ -43,6 +43,16 @@ def test_step_sleeps_by_the_rates_and_eq_5_beyond(gpus, samples_per_s):
     assert group.sleeps == pytest.approx([0.5 * 6 / samples_per_s])
 
 
+def test_network_that_was_added_without_rates_has_the_median():
+    group = Group(1)
+    rates = RateTable(
+        6, 4, tuple(Network(name, (rate,)) for name, rate in zip("abc", (1, 3, 9), strict=True))
+    )
+    engine = EmulatedEngine(EngineContext(SAMPLE, Resources(), rates))
+    step(engine.build(network("added"), group))
+    assert group.sleeps == pytest.approx([6 / 3])
+
+
 @pytest.mark.parametrize(("span", "samples_per_s"), [(Span.NODE, 16.0), (Span.SPREAD, 12.0)])
 def test_step_sleeps_by_how_the_group_lies(span, samples_per_s):
     rates = RateTable(6, 4, (Network("softmax", (10.0, 16.0), spread_rates=(10.0, 12.0)),))
