@@ -346,6 +346,8 @@ class LearnedRates(Rates):
         # key and shape -> steps that its logged rate was learned from
         self._logged_steps: dict[tuple[str, GroupShape], int] = {}
         self._planned_table: RateTable | None = None  # by which the present plan was made
+        # Networks that were over when their rates changed. A death may take their last epoch back.
+        self._unlogged: dict[str, None] = {}
         # network -> rates that were last logged, on few nodes and spread
         self._logged_rates: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {}
 
@@ -416,19 +418,24 @@ class LearnedRates(Rates):
                 self._planned_table = table
                 # networks were added at the end
                 if table.models[: len(before)] == before:
-                    same = len(before)
+                    resumed = [table.by_name[name] for name in self._unlogged if not is_over(name)]
+                    self._log_changes([*table.models[len(before) :], *resumed], is_over)
                 else:
-                    same = 0
-                self._log_changes(table.models[same:], is_over)
+                    self._unlogged.clear()
+                    self._log_changes(table.models, is_over)
 
     def _log_changes(self, networks: Sequence[Network], is_over: Callable[[str], bool]) -> None:
         """Log the rates of the plan that have changed."""
-        new = {
-            network.name: (network.rates, network.spread_rates)
-            for network in networks
-            if self._logged_rates.get(network.name) != (network.rates, network.spread_rates)
-            and not is_over(network.name)
-        }
+        new = {}
+        for network in networks:
+            rates = (network.rates, network.spread_rates)
+            if self._logged_rates.get(network.name) == rates:
+                continue
+            if is_over(network.name):
+                self._unlogged[network.name] = None
+            else:
+                self._unlogged.pop(network.name, None)
+                new[network.name] = rates
         if new:
             self._logged_rates |= new
             self._outbox.log(

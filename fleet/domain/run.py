@@ -496,8 +496,9 @@ class RunState:
         is_news = record.epoch > network.epochs
         if network.group is not None:
             network.group.samples_per_s = None  # first, so that no view counts the epoch twice
-        # An epoch of a restored checkpoint may be logged late.
-        if not (launch and network.group is None and _is_known(network.status, record)):
+        if launch and network.group is None:  # an epoch of a restored checkpoint is logged late
+            self.set_status(name, _with_late_epoch(network.status, ended))
+        else:
             self.set_status(name, apply_change(network.status, ended))
         if ended.parameters:
             self.set_parameters(name, ended.parameters)
@@ -576,11 +577,22 @@ def has_full_history(status: NetworkStatus) -> bool:
     return [record.epoch for record in status.history] == list(range(1, len(status.history) + 1))
 
 
-def _is_known(status: NetworkStatus, record: EpochRecord) -> bool:
-    return any(
-        record.stream_epoch == logged.stream_epoch
-        for logged in status.history[record.epoch - 1 : record.epoch]
-    )
+def _with_late_epoch(status: NetworkStatus, ended: e.EpochEnded) -> NetworkStatus:
+    """Return a status after an epoch of which no launch had logged the end.
+
+    Launches that share a run may have logged later ones.
+    """
+    record = ended.record
+    later = [logged for logged in status.history if logged.epoch > record.epoch]
+    stream_epochs = [
+        logged.stream_epoch for logged in status.history if logged.epoch == record.epoch
+    ]
+    if record.stream_epoch in stream_epochs:
+        return status
+    if stream_epochs or not later:
+        return apply_change(status, ended)
+    earlier = truncate_history(status.history, record.epoch)
+    return status.with_history((*earlier, record, *later))
 
 
 def _gpus(network: RunNetwork) -> float:

@@ -24,6 +24,7 @@ from tests.simulate import kernel as k
 IN_PLACE = "in place"
 SUM = "sum"
 ANY_SOURCE = -1
+AFTER_ABORT = "the end after Abort"
 ERR_PROC_FAILED, ERR_PROC_FAILED_PENDING, ERR_REVOKED = 75, 76, 77
 
 
@@ -469,7 +470,7 @@ class Intracomm:
 
     def Abort(self, status: int) -> None:
         self._job.abort(status)
-        _kernel().sleep(60.0, "the end after Abort")
+        _kernel().sleep(60.0, AFTER_ABORT)
         raise k.ProcessExit(status)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakSet
 
 from tests.simulate import kernel as k
+from tests.simulate import mpi
 from tests.simulate.cluster import Launch
 from tests.simulate.disk import Disk
 
@@ -85,7 +86,11 @@ class ResourceOracle:
         files = [_target(descriptor) for descriptor in process.descriptors]
         if left_open := [file for file in files if not _UNTIL_EXIT.fullmatch(file)]:
             self._object_to(f"{process} exits with open files: {left_open}")
-        threads = {task.name for task in process.tasks if not task.is_done}
+        threads = {
+            task.name
+            for task in process.tasks
+            if not task.is_done and task.waits_for != mpi.AFTER_ABORT
+        }
         if threads - _THREADS_UNTIL_EXIT:
             self._object_to(f"{process} exits with threads: {threads}")
         faults = self._disk.faults

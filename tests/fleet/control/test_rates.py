@@ -1,5 +1,7 @@
 """Rates that are learned from training."""
 
+from dataclasses import replace
+
 import pytest
 
 from fleet.comm.messages import Measure, Pace, Ready, Start, Stopped, Throughput
@@ -223,3 +225,16 @@ def test_events_of_one_node_do_not_say_how_gpus_lie():
     (learned,) = driver.events_of("RateLearned")
     assert "span" not in to_json(learned)
     assert all("spread_rates" not in to_json(e) for e in driver.events_of("RatesEstimated"))
+
+
+def test_rates_of_network_that_is_no_longer_over_are_logged(monkeypatch):
+    driver = ControllerDriver(ONE_EACH, trainers=2, learns={"a": {1: 10.0}, "b": {1: 10.0}}).begin()
+    rates = driver.controller._rates
+    driver.end_epoch("b", rate=StepRate(40.0, **SURE), final="1 epoch")
+    table = rates.table
+    monkeypatch.setattr(rates._online, "table", lambda: replace(table))
+    rates.mark_planned(True, (), lambda name: False)
+    [estimated] = [
+        effect.event for effect in rates._outbox.drain() if isinstance(effect, do.LogEvent)
+    ]
+    assert {name: rate[0] for name, rate in estimated.rates.items()} == {"b": 40.0}

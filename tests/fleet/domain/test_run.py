@@ -107,6 +107,26 @@ def test_run_state_counts_logged_epochs_of_all_launches():
     )
 
 
+@pytest.mark.parametrize(
+    ("logged", "late", "expected"),
+    [
+        ((2, 3), record(1), [(1, 0), (2, 1), (3, 2)]),
+        ((1, 3), record(2), [(1, 0), (2, 1), (3, 2)]),
+        ((1, 2), record(3), [(1, 0), (2, 1), (3, 2)]),
+        ((1, 2, 3), record(2), [(1, 0), (2, 1), (3, 2)]),
+        ((1, 2, 3), record(2, stream_epoch=7), [(1, 0), (2, 7)]),
+    ],
+)
+def test_epoch_that_a_later_launch_logs_takes_its_place(logged, late, expected):
+    run = RunState()
+    for epoch in logged:
+        run.apply(1.0, ev.EpochEnded("a", record(epoch)))
+    run.apply(2.0, START, "log")
+    run.apply(3.0, ev.EpochEnded("a", late), "log")
+    history = run.status_of("a").history
+    assert [(logged.epoch, logged.stream_epoch) for logged in history] == expected
+
+
 def test_run_search_of_a_new_searcher_has_no_old_calls():
     run = RunState()
     for event in (
