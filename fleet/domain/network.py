@@ -295,7 +295,7 @@ class NetworkStatus:
 
     def with_history(self, history: tuple[EpochRecord, ...]) -> NetworkStatus:
         """Return the same status with other epochs."""
-        if self.is_pruned:
+        if self.is_pruned and not self.is_skipped:
             return NetworkStatus.pruned(history)
         return replace(self, history=history)
 
@@ -309,8 +309,11 @@ class NetworkStatus:
         )
 
     def with_logged_pruning(self, before: NetworkStatus) -> NetworkStatus:
-        """Return the pruned status if the log says so and the network has not finished since."""
-        if before.is_pruned and not self.is_finished:
+        """Return the pruned status if the log says so and the network has not finished since.
+
+        No log says that launches skip a network.
+        """
+        if before.is_pruned and not before.is_skipped and not self.is_finished:
             return NetworkStatus.pruned(self.history)
         return self
 
