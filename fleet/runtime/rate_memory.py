@@ -15,6 +15,7 @@ from fleet.domain.overheads import measure_overheads, observed_rates
 from fleet.domain.run_launch import RunLaunch
 from fleet.runtime.startup.launch import PreparedLaunch
 from fleet.spec import NetworkSpec
+from fleet.spec.entries import variants
 from fleet.storage import rate_cache
 from fleet.storage.identity import hash_all_sources, speed_identity
 from scheduler.ensemble.online import OnlineRates, Traits
@@ -48,9 +49,10 @@ class RateMemory:
         # The throughput of a shared GPU depends on the engine and the hardware.
         self._sharing_key = rate_cache.sharing_key(spec.resources.engine, launch.machine.hardware)
         self._machine = f"{socket.gethostname()}: {launch.machine.hardware}"
-        # The rate of an elastic batch is not a function of the number of GPUs.
+        # The rate of an elastic batch is not a function of the number of GPUs. A search may propose
+        # the next trial once all others have finished.
         is_measured = spec.profile.when == "offline" or any(
-            network.train.batch.is_elastic for network in unfinished
+            network.train.batch.is_elastic for network in (*unfinished, *variants(spec))
         )
         self.learns = launch.rates is None and not is_measured
 

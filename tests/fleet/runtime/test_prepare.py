@@ -536,3 +536,17 @@ def test_replay_refuses_changed_initial_weights(preparation, tmp_path):
         replay=str(preparation.run.root), only="a"
     )
     preparation(replay=str(preparation.run.root), only="a", accept_changes=True)
+
+
+def test_elastic_search_is_measured_between_trials(preparation):
+    preparation.content["schedule"] = {"policy": "elastic"}
+    preparation.content["models"] = [
+        {
+            "family": "softmax",
+            "name": "s",
+            "space": {"train.optimizer.learning_rate": {"low": 0.01, "high": 0.1}},
+            "search": {"sampler": "random", "max_trials": 2},
+            "train": {"batch": {"size": [2, 8]}},
+        }
+    ]
+    assert not RateMemory(preparation(), []).learns
