@@ -20,7 +20,7 @@ from fleet.domain.events import (
     RunWarned,
     SearcherStarted,
 )
-from fleet.errors import ExitStatus, UserError
+from fleet.errors import ExitStatus, InfrastructureError, UserError
 from fleet.export.trackers import target_paths
 from fleet.monitor.html import write_report
 from fleet.monitor.live_view import make_view
@@ -320,10 +320,17 @@ class RankZero:
         print(f"fleet: {reason}", file=sys.stderr, flush=True)
         status = self.coordinator.status or ExitStatus.RESUMABLE
         self.coordinator.status = status
-        ending = threading.Thread(target=self.end, name="ending", daemon=True)
+        ending = threading.Thread(target=self._end_or_explain, name="ending", daemon=True)
         ending.start()
         ending.join(_END_S)
         self._world.end_all_ranks(int(status))
+
+    def _end_or_explain(self) -> None:
+        """End the launch; print why its results cannot be written."""
+        try:
+            self.end()
+        except InfrastructureError as error:
+            print(f"fleet: {error}", file=sys.stderr, flush=True)
 
     def end(self) -> int:
         """Write and print the results; returns the exit status.
