@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -36,6 +37,7 @@ from fleet.errors import LeaseLost, UserError
 from fleet.storage.files import storage_errors
 from fleet.units import parse_duration
 from launch.processes import started
+from preprocess.transient_errors import retry_transient
 
 # Generations whose files are kept; no process stays suspended through more between two steps.
 _KEPT = 8
@@ -561,9 +563,9 @@ class Lease:
         began = self._process.now()
         seen = _Observation(0, "", self._process.now())
         while True:
-            newest = newest_generation(folder)
+            newest = retry_transient(partial(newest_generation, folder))
             yield 0.0
-            text = read_generation(folder, newest) if newest else ""
+            text = retry_transient(partial(read_generation, folder, newest)) if newest else ""
             if text is None:  # an old file, deleted meanwhile
                 yield self.times.poll
                 continue

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from preprocess.transient_errors import retry_transient
+
 # all files that FLEET writes, also for each run inside `replay`, and temporary files of killed
 # launches (`.tmp`)
 _WRITTEN = re.compile(
@@ -127,7 +129,8 @@ class RunPaths:
     def event_logs(self) -> list[Path]:
         """Return the event logs of all launches: single launches first, then by name."""
         alone = RunPaths(self.root).events
-        return [*([alone] if alone.is_file() else []), *sorted(self.root.glob("events/*.jsonl"))]
+        shared = retry_transient(lambda: sorted(self.root.glob("events/*.jsonl")))
+        return [*([alone] if alone.is_file() else []), *shared]
 
     @property
     def track_log(self) -> Path:

@@ -22,6 +22,7 @@ from fleet.storage.lease import Lease
 from fleet.storage.network_leases import reclaim_networks
 from fleet.storage.paths import RunPaths
 from fleet.units import listed
+from preprocess.transient_errors import retry_transient
 
 
 def check_folder(paths: RunPaths) -> None:
@@ -33,7 +34,8 @@ def check_folder(paths: RunPaths) -> None:
     root = paths.root
     if root.exists() and not root.is_dir():
         raise UserError(f"output: {root} is a file; it should be a folder or not exist yet")
-    if root.exists() and any(root.iterdir()) and not paths.marker.exists():
+    files = retry_transient(lambda: list(root.iterdir()) if root.exists() else [])
+    if files and not paths.marker.exists():
         raise UserError(f"output: {root} holds files that FLEET did not write; use another folder")
 
 

@@ -484,3 +484,17 @@ def _passes(fence):
 
 TestLeases = Leases.TestCase
 TestLeases.settings = settings(max_examples=examples(40), stateful_step_count=60, deadline=None)
+
+
+def test_lease_is_acquired_though_its_folder_was_stale(folder, monkeypatch):
+    listdir = os.listdir
+    errors = [OSError(errno.ESTALE, "Stale file handle")] * 2
+
+    def listed(path):
+        if errors:
+            raise errors.pop()
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", listed)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    assert hold(folder).fence.generation == 1
