@@ -68,6 +68,9 @@ def apply_change(status: NetworkStatus, change: Change) -> NetworkStatus:
                     Outcome(change.reason) if change.reason else None,
                 )
             return _roll_back(status, change.epochs)
+        # A launch that shares the run judges what it last knew of networks of others.
+        case e.NetworkVerdict() if status.is_finished:
+            return status
         case e.NetworkVerdict(verdict="stop"):
             return NetworkStatus.pruned(history)
         case e.NetworkVerdict():

@@ -107,6 +107,13 @@ def test_run_state_counts_logged_epochs_of_all_launches():
     )
 
 
+@pytest.mark.parametrize("verdict", ["stop", "pause"])
+def test_verdict_of_launch_that_does_not_know_the_end_is_ignored(verdict):
+    finished = NetworkStatus((record(1), record(2)), Outcome("2 epochs"))
+    late = ev.NetworkVerdict("a", 1, verdict, ("asha",))
+    assert apply_events({"a": finished}, [late]) == {}
+
+
 @pytest.mark.parametrize(
     ("logged", "late", "expected"),
     [
