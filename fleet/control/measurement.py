@@ -42,6 +42,8 @@ class RateMeasurement:
         gpus_per_node: GPUs per node.
         known_rates: key -> {GPUs: samples/s}, from earlier measurements.
         timed: key -> steps that were timed before, of networks whose batch the policy chooses.
+        unmeasured: networks that are not measured, because another launch trains them or died of
+            them.
 
     Attributes:
         measured: number of measurements that were made.
@@ -57,8 +59,10 @@ class RateMeasurement:
         gpus_per_node: int,
         known_rates: Mapping[str, Mapping[int, float]],
         timed: Mapping[str, StepTimings] | None = None,
+        unmeasured: Sequence[NetworkSpec] = (),
     ) -> None:
         self.networks = networks
+        self.unmeasured = unmeasured
         self.keys = keys
         self.profile = profile
         self.devices = devices

@@ -170,12 +170,14 @@ class Rates:
         if self._table is None:
             self._late.append(admitted)
         elif network.name not in self._table.by_name:
-            self._table = self._table.with_network(admitted.rates or self._like(admitted))
+            self._table = self._table.with_network(
+                admitted.rates or self._like(network, self._table.models)
+            )
 
-    def _like(self, admitted: NetworkAdmitted) -> Network:
-        network = admitted.network
-        models = self._table.models if self._table is not None else ()
-        twin = next((row for row in models if self._keys.get(row.name) == admitted.key), None)
+    def _like(self, network: NetworkSpec, models: Sequence[Network]) -> Network:
+        """Return the rates of an equal network, or middle rates."""
+        key = self._keys[network.name]
+        twin = next((row for row in models if self._keys.get(row.name) == key), None)
         similar = Network("", median_rates(models)) if twin is None else twin
         return replace(
             similar, name=network.name, min_gpus=network.min_gpus, max_gpus=network.max_gpus
@@ -313,12 +315,10 @@ class MeasuredRates(Rates):
             )
         if self._measurement.is_done:
             self._failed = dict(self._measurement.conclude())
-            self._conclude(
-                with_best_batches(
-                    self._measurement.table(self._launch.config.samples), self._measurement.devices
-                ),
-                now_s,
-            )
+            table = self._measurement.table(self._launch.config.samples)
+            for network in self._measurement.unmeasured:
+                table = table.with_network(self._like(network, table.models))
+            self._conclude(with_best_batches(table, self._measurement.devices), now_s)
 
     def _conclude(self, table: RateTable, now_s: float) -> None:
         """Use the measured rates from now on."""

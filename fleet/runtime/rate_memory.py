@@ -18,6 +18,7 @@ from fleet.spec import NetworkSpec
 from fleet.spec.entries import variants
 from fleet.storage import rate_cache
 from fleet.storage.identity import hash_all_sources, speed_identity
+from fleet.storage.rank_deaths import find_marked
 from scheduler.ensemble.online import OnlineRates, Traits
 from scheduler.ensemble.sharing import Sharing
 from scheduler.ensemble.spans import by_gpus
@@ -117,14 +118,17 @@ class RateMemory:
     def speeds(self) -> PriorRates:
         """Return known rates, missing measurements and the online learner."""
         roles = self._launch.roles
+        # A network may kill each launch before that may record the death.
+        elsewhere = find_marked(self._launch.paths) if self._launch.request.shares_run else ()
         measurement = RateMeasurement(
-            self._unfinished,
+            [network for network in self._unfinished if network.name not in elsewhere],
             self.keys,
             self._launch.spec.profile,
             roles.cluster.whole_gpus,
             roles.physical_gpus_per_node,
             {key: by_gpus(rates) for key, rates in self.prior_rates.items()},
             rate_cache.timings(self._book.rates),
+            [network for network in self._unfinished if network.name in elsewhere],
         )
         online = None
         if self.learns:

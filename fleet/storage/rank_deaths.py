@@ -151,6 +151,14 @@ def claim_death(paths: RunPaths, rank: int) -> str:
     return network
 
 
+def find_marked(paths: RunPaths) -> frozenset[str]:
+    """Return the networks that other launches of a shared run train, or died of."""
+    marks = paths.training.glob(f"*{_MARK}")
+    return frozenset(
+        _read_marker(path).network for path in marks if _launch_of(path) != _prefix(paths)
+    )
+
+
 class RankDeaths:
     """The deaths of ranks in a run.
 

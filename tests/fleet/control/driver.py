@@ -44,7 +44,7 @@ def traits(network):
     return traits_of(network, network.name, (4, 4, 1), 2)
 
 
-def make_prior_rates(setup, rates=None, learns=False, prior=None):
+def make_prior_rates(setup, rates=None, learns=False, prior=None, unmeasured=()):
     """Return the rates of a launch: from a table, from training, or measured."""
     roles, networks = setup.roles, setup.spec.networks
     prior, gpus, on_each = prior or {}, roles.cluster.whole_gpus, roles.physical_gpus_per_node
@@ -60,12 +60,13 @@ def make_prior_rates(setup, rates=None, learns=False, prior=None):
             idle_slots=roles.idle_slots,
         )
     measurement = RateMeasurement(
-        networks,
+        [network for network in networks if network.name not in unmeasured],
         {network.name: network.name for network in networks},
         setup.spec.profile,
         gpus,
         on_each,
         prior,
+        unmeasured=[network for network in networks if network.name in unmeasured],
     )
     return PriorRates(measurement, rates, online)
 
@@ -80,6 +81,7 @@ class ControllerDriver:
         trainers: number of trainers, on one node.
         stream: layout of the stream; with one, rank 0 is a preprocessor.
         measures: whether rates are measured.
+        unmeasured: networks whose rates are not measured here.
         statuses: network -> its status after earlier launches.
         gpus: network -> its minimum and maximum of GPUs.
         parts: further keys of the spec.
@@ -97,6 +99,7 @@ class ControllerDriver:
         trainers=4,
         stream=None,
         measures=False,
+        unmeasured=(),
         statuses=None,
         gpus=None,
         parts=None,
@@ -124,6 +127,7 @@ class ControllerDriver:
         table = RateTable(60, trainers, tuple(Network(name, (10.0, 19.0)) for name in networks))
         self.rates = None if measures or learns is not None else table
         self.learns = learns
+        self.unmeasured = unmeasured
         self.tables = []  # the tables that the policy received
         self.progress = []  # the progress that the policy received
         self.now = 0.0
@@ -147,7 +151,9 @@ class ControllerDriver:
         return run
 
     def make(self):
-        origin = make_prior_rates(self.setup, self.rates, self.learns is not None, self.learns)
+        origin = make_prior_rates(
+            self.setup, self.rates, self.learns is not None, self.learns, self.unmeasured
+        )
         run = self.make_run()
         return Controller(
             self.setup,

@@ -562,6 +562,20 @@ def test_rates_are_measured_side_by_side_before_training():
     assert isinstance(driver.read_mail()[1][0], msg.Start)
 
 
+def test_network_that_is_not_measured_has_middle_rates():
+    driver = ControllerDriver(
+        {"a": [0]},
+        measures=True,
+        unmeasured="b",
+        trainers=2,
+        parts={"profile": {"max_gpus": 1}},
+    )
+    driver.send_ready()
+    driver.handle(msg.Measured("a", 1, StepRate(10.0), 1.0, ""), msg.Ready(1))
+    (profiled,) = driver.events_of("ProfilingFinished")
+    assert (profiled.measurements, profiled.rates) == (1, {"a": (10.0,), "b": (10.0,)})
+
+
 @pytest.mark.parametrize("is_trained", [False, True])
 def test_unmeasurable_network_fails_once_it_is_leased(is_trained):
     driver = ControllerDriver(

@@ -4,7 +4,7 @@ import pytest
 
 from fleet.domain.network import death_failure_reason
 from fleet.storage.paths import RunPaths
-from fleet.storage.rank_deaths import RankDeaths, RankMarker, claim_death
+from fleet.storage.rank_deaths import RankDeaths, RankMarker, claim_death, find_marked
 
 
 @pytest.fixture
@@ -78,3 +78,9 @@ def test_collect_attributes_only_the_taken_network(paths):
     deaths.collect("a")
     assert [len(deaths.deaths_of(name, 0)) for name in "ab"] == [1, 0]
     assert [path.name for path in paths.training.iterdir()] == ["job-2.rank-000.json"]
+
+
+def test_marked_networks_are_those_of_other_launches(paths):
+    for launch, network in (("node0-1", "a"), ("node1-2", "b")):
+        mark(RunPaths(paths.root, launch), 1, network)
+    assert find_marked(RunPaths(paths.root, "node1-2")) == {"a"}
