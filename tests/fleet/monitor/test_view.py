@@ -16,6 +16,7 @@ from fleet.errors import StorageError
 from fleet.monitor import live_view
 from fleet.monitor.live_view import LiveView
 from fleet.monitor.view import PlainView, format_event
+from fleet.storage import files
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
 from scheduler.base import Delta
@@ -489,7 +490,8 @@ class FullDisk(io.StringIO):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_plain_view_reports_a_full_disk():
+def test_plain_view_reports_a_full_disk(monkeypatch):
+    monkeypatch.setattr(files, "PATIENCE_S", 0.1)
     view = PlainView(RunState(), FullDisk())
     with refused(StorageError, "standard output", "No space left"):
         view.on_event(ev.NetworkFinished("a", "9 epochs", 9))
