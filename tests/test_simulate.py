@@ -10,10 +10,10 @@ from tests.simulate import cases, scenarios
 FOUND = Path(__file__).parent / "simulate" / "found"
 
 
-def simulate(*options):
+def simulate(*options, module="tests.simulate"):
     """Run the simulation; return its output."""
     completed = subprocess.run(
-        [sys.executable, "-m", "tests.simulate", "--job", str(os.getpid()), *map(str, options)],
+        [sys.executable, "-m", module, "--job", str(os.getpid()), *map(str, options)],
         capture_output=True,
         text=True,
         check=False,
@@ -40,6 +40,10 @@ def test_seed_replays_the_same_history_in_any_folder():
 def test_cases_that_failed_once_pass():
     cases = sorted(FOUND.glob("*.json"))
     simulate("--seeds", "0:2", *(f"--case={case}" for case in cases))
+
+
+def test_groups_take_all_edges_of_the_phase_table():
+    assert "39 of 39 edges" in simulate(module="tests.simulate.edges")
 
 
 def test_every_scenario_makes_a_case_that_fleet_accepts():

@@ -99,13 +99,16 @@ _ALIVE: Mapping[Phase, Transitions] = {
     Phase.REGROUPING: {m.Regrouped: Phase.TRAINING, m.Failed: Phase.ENDED},
     Phase.STOPPING: {m.Stopped: Phase.ENDED, m.Failed: Phase.ENDED},
     # The status of its network will be read from a checkpoint, whatever messages still arrive.
-    Phase.FAILED: dict.fromkeys(GROUP_MESSAGES, Phase.FAILED),
+    Phase.FAILED: dict.fromkeys(set(GROUP_MESSAGES) - {m.Regrouped}, Phase.FAILED),
     Phase.ENDED: {},
 }
 
-# A group that has ended is removed at once, so no death can reach it.
+# No rank of these dies alone: groups do not change in a launch that outlives deaths (see
+# LaunchState.create), and one that has ended is removed at once.
+_DEATHLESS = (Phase.REGROUPING, Phase.ENDED)
+
 TRANSITIONS: Mapping[Phase, Transitions] = {
-    phase: steps if phase is Phase.ENDED else {**steps, RanksDied: Phase.FAILED}
+    phase: steps if phase in _DEATHLESS else {**steps, RanksDied: Phase.FAILED}
     for phase, steps in _ALIVE.items()
 }
 

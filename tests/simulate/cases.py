@@ -36,6 +36,10 @@ EVENTS = {
     "second launch": "the same command is given on another node",
     "commands": "somebody adds, clones, stops, pauses, resumes or skips networks, or frees nodes",
     "die in phase": "a rank of a group dies in one of the phases of the group",
+    "known death": "a rank of a group dies in one of its phases, and rank 0 knows it at once",
+    "death before report": "a rank of a group dies, and rank 0 knows it before a report of it",
+    "signal before report": "mpirun gets SIGUSR2 while a group reports, before the report arrives",
+    "late report": "a report of a group arrives seconds later, or when another group has ended",
     "die in message": "a rank dies right after one of its next messages",
     "crash storage in write": "as crash storage, before one of the next writes of a rank",
     "damage": "a checkpoint is damaged or deleted before a launch",
@@ -48,6 +52,10 @@ EVENTS = {
 # Kinds that only scenarios have (tests/simulate/scenarios.py).
 _OF_SCENARIOS = (
     "die in phase",
+    "known death",
+    "death before report",
+    "signal before report",
+    "late report",
     "die in message",
     "crash storage in write",
     "damage",

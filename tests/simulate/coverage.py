@@ -152,19 +152,7 @@ class Probes:
         live = rewriting.LiveFunctions()
         for path, tree in trees.items():
             live.replace(path, tree, {_NAME: self._reached})
-        self._count_edges()
-
-    def _count_edges(self) -> None:
-        from fleet.control.group import TrainingGroup
-
-        advance = TrainingGroup.advance
-
-        def counted(group: TrainingGroup, step: Any) -> None:
-            before = group.phase
-            advance(group, step)
-            self.edges[edge(before, type(step), group.phase)] += 1
-
-        TrainingGroup.advance = counted
+        count_edges(self.edges)
 
     def measure(self, seed: int, root: Path) -> SeedCoverage:
         """Run a seed."""
@@ -181,6 +169,20 @@ class Probes:
             outcome.digest,
             frozenset(number for number, bit in enumerate(self._reached) if bit),
         )
+
+
+def count_edges(edges: Counter[str]) -> None:
+    """Count the edges of the phase table that groups take from now on."""
+    from fleet.control.group import TrainingGroup
+
+    advance = TrainingGroup.advance
+
+    def counted(group: TrainingGroup, step: Any) -> None:
+        before = group.phase
+        advance(group, step)
+        edges[edge(before, type(step), group.phase)] += 1
+
+    TrainingGroup.advance = counted
 
 
 def edge(before: Any, step: type, after: Any) -> str:

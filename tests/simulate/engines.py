@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fleet.comm.protocols import Group
-from fleet.engines.base import EngineContext, Rows, StepResult, StepTotals
+from fleet.engines.base import Arrays, EngineContext, Rows, StepResult, StepTotals
 from fleet.engines.softmax import NumpyEngine, SoftmaxRegression
 from fleet.engines.steps import StepBatches, UserSteps, finished
 from fleet.spec import NetworkSpec
@@ -25,6 +25,7 @@ from tests.sources import Numbered
 
 ERROR = "mean_absolute_error"  # of the probabilities of classes
 STEPS = f"{__name__}:rows_match"
+FAILING_EXPORT = f"{__name__}:LASTING"
 FAILING_STEPS = f"{__name__}:unlucky"
 _SLOW_S = 1.2
 
@@ -103,6 +104,14 @@ class LateNetwork(Network):
         return lambda: self._take(rows, sizes, stop)()
 
 
+class LastingNetwork(Network):
+    """A network that cannot be exported."""
+
+    def export(self, arrays: Arrays, path: Path) -> None:
+        """Fail."""
+        raise ValueError("no export")
+
+
 class OwnEngine(NumpyEngine):
     """Builds such networks."""
 
@@ -129,11 +138,16 @@ def _make_late(setup: EngineContext) -> OwnEngine:
     return OwnEngine(setup.sample, LateNetwork)
 
 
+def _make_lasting(setup: EngineContext) -> OwnEngine:
+    return OwnEngine(setup.sample, LastingNetwork)
+
+
 _NUMPY = ENGINES["numpy"]
 PROMPT: EngineInfo = replace(
     _NUMPY, make=_make, knows=replace(_NUMPY.knows, own_steps=True, starts=True)
 )
 LATE: EngineInfo = replace(PROMPT, make=_make_late)
+LASTING: EngineInfo = replace(PROMPT, make=_make_lasting)
 
 
 def takes_together(content: dict[str, Any]) -> bool:

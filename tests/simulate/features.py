@@ -26,6 +26,7 @@ FAILING = (
     "tests.simulate.models:deadly",
     "tests.simulate.models:uninterruptible",
     "tests.simulate.models:flawed",
+    "tests.simulate.models:withering",
     "tests.simulate.models:unexpected",
 )
 # Those whose ranks die of them.

@@ -200,6 +200,7 @@ class Kernel:
         watts: power of each trainer, if a counter measures it.
         terminal: whether mpirun runs in one.
         phase_watches: are called whenever a group enters a phase, until they return True.
+        message_watches: are called with each message that is sent, until they return True.
         history: what has happened: (time, process, text).
         unhandled: errors that threads have raised and not caught.
         witness: receives what product code reports (:mod:`tests.simulate.witness`).
@@ -216,6 +217,7 @@ class Kernel:
         self.watts = 0.0
         self.terminal = False
         self.phase_watches: list[Callable[[Process, Any], bool]] = []
+        self.message_watches: list[Callable[[Process, Any], bool]] = []
         self.history: deque[tuple[float, str, str]] = deque(maxlen=_RECENT)
         self.processes: list[Process] = []
         self.unhandled: list[tuple[Task, BaseException]] = []
@@ -338,6 +340,12 @@ class Kernel:
             self.note(process.label, f"meets its doom: {moment}")
             self.call_at(self.now, doom.happen)
             self.sleep(1e-9, "its doom")
+
+    def watch_message(self, process: Process, envelope: Any) -> None:
+        """Let events happen that wait for a message."""
+        self.message_watches = [
+            watch for watch in self.message_watches if not watch(process, envelope)
+        ]
 
     # ---- time ----
 

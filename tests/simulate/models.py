@@ -85,6 +85,14 @@ def flawed(input_shape: Any, classes: int) -> Any:
     return zeros(input_shape, classes)
 
 
+def withering(input_shape: Any, classes: int) -> Any:
+    """Fail for all but the first of the ranks that build it."""
+    kernel = _kernel()
+    if kernel is not None and _tries(kernel, "withering model function") > 1:
+        raise ValueError("built once already")
+    return zeros(input_shape, classes)
+
+
 def helped(input_shape: Any, classes: int) -> Any:
     """Use a module that lies beside the spec."""
     if not classes:

@@ -49,6 +49,7 @@ class Job:
         late: share of sends and collectives that complete late.
         is_fault_tolerant: whether a launch survives a death.
         abort: ends the launch with a status.
+        on_news: (observer, the dead) -> is called once the observer has asked who has died.
         has_deaths: whether a rank has ended; only then dead ones are sought.
         open_groups: number of communicators of groups that a process has not freed.
     """
@@ -63,6 +64,7 @@ class Job:
     communicators: dict[Any, _Shared] = field(default_factory=dict)
     world: _Shared | None = None
     has_deaths: bool = False
+    on_news: dict[tuple[k.Process, k.Process], Callable[[], object]] = field(default_factory=dict)
     open_groups: Counter[k.Process] = field(default_factory=Counter)  # not yet freed
 
     def latency(self) -> float:
@@ -76,6 +78,13 @@ class Job:
         """Return how much longer a process needs to notice a death."""
         random = self.kernel.random
         return random.choice((0.0, 0.0, 0.1, 1.0)) * random.random()
+
+    def tell_death(
+        self, observer: k.Process, peer: k.Process, on_news: Callable[[], object]
+    ) -> None:
+        """Let a process notice the death of another one as soon as it asks."""
+        self.learnt[observer, peer] = self.kernel.now
+        self.on_news[observer, peer] = on_news
 
     def knows_death(self, observer: k.Process, peer: k.Process) -> bool:
         """Return True if a process has learnt that another one has died."""
@@ -95,6 +104,11 @@ class _Envelope:
     visible_s: float
     read: Callable[[], Any] | None = None
     is_received: bool = False
+
+    @property
+    def message(self) -> Any:
+        """A copy of the message, if it is a Python object."""
+        return pickle.loads(self.content)
 
 
 @dataclass(eq=False)
@@ -170,7 +184,7 @@ class Message:
 
     def recv(self) -> Any:
         self._envelope.is_received = True
-        return pickle.loads(self._envelope.content)
+        return self._envelope.message
 
 
 def _kernel() -> k.Kernel:
@@ -216,7 +230,10 @@ class Intracomm:
             raise Exception(ERR_REVOKED)
 
     def Get_failed(self) -> Group:
-        return Group([self._shared.members[rank] for rank in self._dead()])
+        dead = [self._shared.members[rank] for rank in self._dead()]
+        for peer in dead:
+            self._job.on_news.pop((self._process, peer), lambda: None)()
+        return Group(dead)
 
     def Ack_failed(self) -> None:
         self._acknowledged.update(self._dead())
@@ -240,6 +257,8 @@ class Intracomm:
         self._sent_s[dest, tag] = visible_s
         envelope = _Envelope(self.rank, tag, content, visible_s, read)
         self._shared.boxes[dest][tag].append(envelope)
+        if content is not None:
+            kernel.watch_message(self._process, envelope)
         kernel.progress()
         kernel.reach("send")
         done_s = kernel.now if kernel.random.random() < 0.5 else None

@@ -444,6 +444,8 @@ class Observer(Witness):
         """Return True if a network may have failed for the reason in its row."""
         if network.architecture.target in FAILING or network.train.step == engines.FAILING_STEPS:
             return True
+        if self.case.content["resources"]["engine"] == engines.FAILING_EXPORT:
+            return True
         if row.reason.startswith("ask(") and row.name.startswith("s-"):
             return "tests.simulate.searchers" in str(self.case.content["models"])
         return self.case.content["max_deaths"] < 99 and bool(DEATH.search(row.reason))

@@ -150,17 +150,27 @@ def install() -> None:
 
     from fleet.control.group import TrainingGroup
 
+    begin = TrainingGroup.__post_init__
     advance = TrainingGroup.advance
 
-    def watched(self: Any, step: Any) -> None:
-        advance(self, step)
-        kernel = k.active()
-        if kernel is not None:
-            kernel.phase_watches = [
-                watch for watch in kernel.phase_watches if not watch(kernel.process, self)
-            ]
+    def begun(self: Any) -> None:
+        begin(self)
+        _enter_phase(self)
 
-    TrainingGroup.advance = watched
+    def advanced(self: Any, step: Any) -> None:
+        advance(self, step)
+        _enter_phase(self)
+
+    TrainingGroup.__post_init__ = begun
+    TrainingGroup.advance = advanced
+
+
+def _enter_phase(group: Any) -> None:
+    kernel = k.active()
+    if kernel is not None:
+        kernel.phase_watches = [
+            watch for watch in kernel.phase_watches if not watch(kernel.process, group)
+        ]
 
 
 class _HostName(str):

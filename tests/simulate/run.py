@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import signal
 import zlib
@@ -17,7 +18,7 @@ import yaml
 
 import fleet.run
 from fleet.comm import group as comm_group
-from fleet.control.group import Phase, TrainingGroup
+from fleet.control.group import GROUP_MESSAGES, Phase, TrainingGroup
 from fleet.errors import ExitStatus
 from fleet.storage import results
 from tests.simulate import changes, commands, features
@@ -37,6 +38,8 @@ _CALM_LAUNCHES = 12  # launches without faults until all must be done
 _WAITS_S = 200.0
 _EPOCH_S = 2.0
 _SAMPLE_S = 0.05
+_HELD_S = 2.0  # by which a report is late
+_WITH_NEWS = 0.5  # amount of an event from which a report arrives with the news of a death
 _GPU = "proc/driver/nvidia/gpus/0000:01:00.0/information"
 _MOST_STEPS = 3_000_000  # of one launch
 _ENDED = (ExitStatus.OK, ExitStatus.NETWORK_FAILED)
@@ -319,22 +322,115 @@ class _Run:
         process.doom = k.Doom(moment, calls, lambda: self.cluster.kill_rank(launch, rank))
 
     def _die_in_phase(self, event: Event, launch: Launch, rank: int) -> None:
-        """Kill a rank of the next group that enters a phase; trainers follow one preprocessor."""
-        phase = list(Phase)[event.target % len(Phase)]
+        """Kill a rank of the next group that enters a phase."""
 
-        def entered(process: k.Process, group: TrainingGroup) -> bool:
-            if process is not launch.ranks[0] or group.phase is not phase:
-                return False
-            # The last one is the master only if it is alone.
-            alive = [1 + device for device in group.devices if launch.ranks[1 + device].is_alive]
+        def entered(group: TrainingGroup) -> None:
+            alive = _alive(launch, group)
             if alive:
                 self.kernel.call_at(
                     self.kernel.now + 0.02 * event.amount**3,
                     lambda: self.cluster.kill_rank(launch, alive[-1]),
                 )
+
+        self._in_phase(event, launch, entered)
+
+    def _known_death(self, event: Event, launch: Launch, rank: int) -> None:
+        """Kill a rank of the next group that enters a phase; rank 0 knows it at once."""
+        self._in_phase(event, launch, lambda group: self._kill_known(launch, group))
+
+    def _in_phase(
+        self, event: Event, launch: Launch, happen: Callable[[TrainingGroup], object]
+    ) -> None:
+        """Let something happen to the next group that enters a phase."""
+        phase = list(Phase)[event.target % len(Phase)]
+
+        def entered(process: k.Process, group: TrainingGroup) -> bool:
+            if process is not launch.ranks[0] or group.phase is not phase:
+                return False
+            happen(group)
             return True
 
         self.kernel.phase_watches.append(entered)
+
+    def _kill_known(
+        self,
+        launch: Launch,
+        group: TrainingGroup,
+        on_news: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Kill a rank of a group; rank 0 knows it as soon as it asks."""
+        alive = _alive(launch, group)
+        if alive:
+            first, victim = launch.ranks[0], launch.ranks[alive[-1]]
+            self.kernel.call_at(self.kernel.now, lambda: self.cluster.kill_rank(launch, alive[-1]))
+            first.mpi.tell_death(first, victim, on_news)
+
+    def _death_before_report(self, event: Event, launch: Launch, rank: int) -> None:
+        """Kill a rank of a group that reports; the report arrives with the news or later."""
+
+        def happen(group: TrainingGroup, envelope: Any) -> bool:
+            if len(_alive(launch, group)) < 2:  # rank 0 ignores reports of the dead
+                return False
+            longer_s = _HELD_S * (event.amount < _WITH_NEWS)
+
+            def arrive() -> None:
+                envelope.visible_s = self.kernel.now + longer_s
+
+            envelope.visible_s = math.inf
+            self._kill_known(launch, group, arrive)
+            return True
+
+        self._before_report(event, launch, happen)
+
+    def _signal_before_report(self, event: Event, launch: Launch, rank: int) -> None:
+        """Interrupt the launch before a report of a group arrives."""
+
+        def happen(group: TrainingGroup, envelope: Any) -> bool:
+            envelope.visible_s += _HELD_S
+            self.cluster.interrupt(launch, signal.SIGUSR2)
+            return True
+
+        self._before_report(event, launch, happen)
+
+    def _late_report(self, event: Event, launch: Launch, rank: int) -> None:
+        """Let a report of a group arrive later, or when another group has ended."""
+
+        def happen(group: TrainingGroup, envelope: Any) -> bool:
+            envelope.visible_s += _HELD_S
+
+            def ended(process: k.Process, candidate: TrainingGroup) -> bool:
+                has_ended = candidate.phase is Phase.ENDED and candidate.name != group.name
+                if has_ended:
+                    envelope.visible_s = min(envelope.visible_s, self.kernel.now)
+                return has_ended
+
+            self.kernel.phase_watches.append(ended)
+            return True
+
+        self._before_report(event, launch, happen)
+
+    def _before_report(
+        self, event: Event, launch: Launch, happen: Callable[[TrainingGroup, Any], bool]
+    ) -> None:
+        """Let something happen when a group sends a report of a kind."""
+        report = GROUP_MESSAGES[event.target % len(GROUP_MESSAGES)]
+        groups: dict[str, TrainingGroup] = {}
+
+        def entered(process: k.Process, group: TrainingGroup) -> bool:
+            if process is launch.ranks[0]:
+                groups[group.name] = group
+            return launch.has_ended
+
+        def sent(process: k.Process, envelope: Any) -> bool:
+            if process not in launch.ranks:
+                return launch.has_ended
+            message = envelope.message
+            if not isinstance(message, report) or message.network not in groups:
+                return False
+            return happen(groups[message.network], envelope)
+
+        self.kernel.phase_watches.append(entered)
+        self.kernel.message_watches.append(sent)
 
     def _die_in_write(self, event: Event, launch: Launch, rank: int) -> None:
         calls = 1 + int(60 * event.amount**2)
@@ -408,6 +504,10 @@ class _Run:
             "die in collective": self._die_in_collective,
             "die in write": self._die_in_write,
             "die in phase": self._die_in_phase,
+            "known death": self._known_death,
+            "death before report": self._death_before_report,
+            "signal before report": self._signal_before_report,
+            "late report": self._late_report,
             "crash node": self._crash_node,
             "crash in write": self._crash_in_write,
             "crash storage": self._crash_storage,
@@ -435,6 +535,12 @@ class _Run:
             for rank in launch.ranks
             if rank.output
         )
+
+
+def _alive(launch: Launch, group: TrainingGroup) -> list[int]:
+    """Return the living ranks of a group, the master first; trainers follow one preprocessor."""
+    ranks = [1 + device for device in group.devices]
+    return [rank for rank in ranks if launch.ranks[rank].is_alive]
 
 
 def _main(argv: list[str]) -> Any:

@@ -123,6 +123,16 @@ def _event(
     return cases.Event(launch, at_s, kind, target, amount)
 
 
+def _number(name: str) -> int:
+    """Return the number of a phase of groups or of a report, by which an event names it."""
+    from fleet.control.group import GROUP_MESSAGES, Phase
+
+    names = [phase.name for phase in Phase]
+    if name not in names:
+        names = [report.__name__ for report in GROUP_MESSAGES]
+    return names.index(name)
+
+
 def _built(network: Content, function: str, **train: Any) -> Content:
     """Let a function build a network."""
     network.pop("family", None)
@@ -861,6 +871,96 @@ def _watched_launch(draw: random.Random, case: Case) -> Case:
     return _calm(case, 1, draw.choice((1, 2, 3)), content, terminal=True)
 
 
+def _known_death(draw: random.Random, case: Case) -> Case:
+    """With ULFM, a rank of a group dies in one of its phases, and rank 0 knows it at once."""
+    # PAUSED takes no time if there are few groups, and REGROUPING is none with ULFM.
+    phase = draw.choice(("FORMING", "TRAINING", "PAUSING", "WAITING", "STOPPING", "FAILED"))
+    networks = [_network(f"n{number}", (2, 2), 3, 3 + number) for number in range(2)]
+    content = _content(networks, draw.randint(30, 50), draw.choice(("adaptive", "baseline")))
+    if phase == "WAITING":  # for groups that lag behind, because the window is small
+        content["schedule"]["policy"] = "adaptive"
+        content["data"] |= {"cache": "none", "shared_memory": 3_100, "path": "240"}
+    events = [_event("known death", 0, 0.0, _number(phase))]
+    if phase == "FAILED":
+        events.append(_event("known death", 0, 0.0, _number("TRAINING")))
+    if phase == "PAUSING":
+        events.append(_event("signal", 0, 0.2 + 0.2 * draw.random()))
+    return _calm(
+        case,
+        1,
+        5,
+        content,
+        kinds=tuple(dict.fromkeys(event.kind for event in events)),
+        events=tuple(events),
+        launches=1,
+        fault_tolerant=True,
+    )
+
+
+# what masters report of groups that do not change
+_REPORTS = ("Joined", "FellBack", "Pace", "EpochDone", "Paused", "Converged", "Stopped", "Failed")
+
+
+def _late_report(draw: random.Random, case: Case) -> Case:
+    """Before a report of a group arrives, one of its ranks dies with ULFM, or the launch ends."""
+    happens = draw.choice(("death", "signal"))
+    report = draw.choice(_REPORTS)
+    count = 2
+    if report == "Paused" and happens == "death":  # orders to many groups wait for other messages
+        count = draw.choice((2, 8))
+    networks = [_network(f"n{number}", (2, 2), 3, 3 + number) for number in range(count)]
+    if report == "Failed":
+        _built(networks[1], "tests.sources:not_a_number")
+    content = _content(networks, draw.randint(30, 50), draw.choice(("adaptive", "baseline")))
+    events = []
+    if report == "Paused":
+        events.append(_event("signal", 0, 0.2 + 0.2 * draw.random()))
+    elif report == "FellBack":
+        events.append(_event("signal", 0, 0.3 + 0.2 * draw.random()))
+        events += [_event("damage", 1, 0.0, number, 0.4) for number in range(2)]
+    elif report == "Converged":
+        events.append(_event("lose best", 1))
+    launch = int(report in ("FellBack", "Converged"))
+    amount = 0.9 if count > 2 else draw.random()
+    events.append(_event(f"{happens} before report", launch, 0.0, _number(report), amount))
+    return _calm(
+        case,
+        1,
+        1 + 2 * count,
+        content,
+        kinds=tuple(dict.fromkeys(event.kind for event in events)),
+        events=tuple(events),
+        launches=launch + 1,
+        fault_tolerant=happens == "death",
+    )
+
+
+def _pauses_to_grow(draw: random.Random, case: Case) -> Case:
+    """A group pauses to get a device, and before it says so, the launch or other groups end."""
+    networks = [_network("n0", (1, 3), 3, 2), _network("n1", (1, 1), 1, 8)]
+    networks.append(_network("n2", (1, 1), draw.choice((2, 12, 16)), 8))
+    if draw.random() < 0.7:
+        _built(networks[0], "slow")
+    content = _content(networks, draw.randint(80, 120), "adaptive")
+    content["data"]["cache"] = draw.choice(("none", "memory"))
+    content["schedule"]["rates"] = f"{features.SHARED}/rates.json"
+    kind = draw.choice(("signal before report", "late report", "late report"))
+    events = (_event(kind, 0, 0.0, _number("Paused"), draw.random()),)
+    return _calm(case, 1, 4, content, kinds=(kind,), events=events, launches=1)
+
+
+def _late_failure(draw: random.Random, case: Case) -> Case:
+    """A network fails when another rank joins its group, or when it is exported."""
+    if draw.random() < 0.5:
+        case = _growing_group(draw, case)
+        _built(case.content["models"][0], "withering")
+        return replace(case, fault_tolerant=False)
+    networks = [_network(f"n{number}", (1, 1), 2, 4) for number in range(2)]
+    content = _content(networks, draw.randint(30, 50), draw.choice(("adaptive", "baseline")))
+    content["resources"]["engine"] = f"{ENGINES}:LASTING"
+    return _calm(case, 1, draw.choice((2, 3)), content)
+
+
 SCENARIOS: dict[str, Scenario] = {
     "deadly network": _deadly_network,
     "many preprocessors": _many_preprocessors,
@@ -913,4 +1013,8 @@ SCENARIOS: dict[str, Scenario] = {
     "stopped network dies": _stopped_network_dies,
     "watched launch": _watched_launch,
     "death in a phase": _death_in_a_phase,
+    "known death": _known_death,
+    "late report": _late_report,
+    "pauses to grow": _pauses_to_grow,
+    "late failure": _late_failure,
 }
