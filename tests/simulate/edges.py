@@ -57,9 +57,9 @@ def main() -> int:
             break
         outcome = simulate(named(name, seed, Case(seed, 1, 1, False, {}, ())), root)
         failed |= bool(outcome.failure)
-        taken = [step for step in missing if edges[step]]
+        steps = [step for step in missing if edges[step]]
         missing = [step for step in missing if not edges[step]]
-        say(f"{name}, seed {seed}: {outcome.failure or ', '.join(taken)}")
+        say(f"{name}, seed {seed}: {outcome.failure or ', '.join(steps)}")
     say(f"{count - len(missing)} of {count} edges of the phase table")
     for step in missing:
         say(f"  not taken: {step}")
