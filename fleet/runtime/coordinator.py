@@ -9,6 +9,7 @@ does a bounded amount of work, so that rank 0 can prepare samples, or train.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -78,6 +79,7 @@ class Coordinator:
         sharing: the networks that this launch holds.
         status: the exit status of the launch; None before its end.
         is_cut: whether unresponsive ranks are left at the end.
+        ending: the thread that ends this process, because the main thread is stuck; None otherwise.
     """
 
     world: World
@@ -98,6 +100,7 @@ class Coordinator:
     sharing: RunSharing
     status: ExitStatus | None = field(init=False, default=None)
     is_cut: bool = field(init=False, default=False)
+    ending: threading.Thread | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._run = run = self.results.run
@@ -376,6 +379,8 @@ class Coordinator:
             self._estimate()
 
     def _carry_out(self, effect: e.Effect) -> None:
+        if self.ending not in (None, threading.current_thread()):
+            threading.Event().wait()  # until the process ends
         self._check_lease()
         match effect:
             case e.SendMessage(rank, tag, message):

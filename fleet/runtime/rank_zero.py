@@ -321,6 +321,7 @@ class RankZero:
         status = self.coordinator.status or ExitStatus.RESUMABLE
         self.coordinator.status = status
         ending = threading.Thread(target=self._end_or_explain, name="ending", daemon=True)
+        self.coordinator.ending = ending
         ending.start()
         ending.join(_END_S)
         self._world.end_all_ranks(int(status))
@@ -349,7 +350,7 @@ class RankZero:
         self.coordinator.stop()
         self._sharing.close(may_write=self._is_stuck or self.coordinator.is_cut)
         self.results.write()
-        self._events.close()
+        self._events.close(is_in_use=self._is_stuck)
         self._tensorboard.close()
         status = ExitStatus(self.coordinator.status or 0)
         # No later launch of this run needs the file.

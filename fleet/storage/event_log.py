@@ -117,11 +117,16 @@ class EventLog:
             sync_names(self._path.parent)
             self._is_named = True
 
-    def close(self) -> None:
-        """Write the log to the disk and close it."""
+    def close(self, is_in_use: bool = False) -> None:
+        """Write the log to the disk and close it.
+
+        Args:
+            is_in_use: True to leave it open, because another thread may be writing to it.
+        """
         with suppress(OSError):  # the launch has ended, and its checkpoints are on the disk
             os.fsync(self._file.fileno())
-        self._file.close()
+        if not is_in_use:
+            self._file.close()
 
     def now(self) -> float:
         """Return the seconds since this launch began."""
