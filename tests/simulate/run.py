@@ -164,7 +164,8 @@ class _Run:
                 if self.observer.may_replay and self.case.seed % _REPLAYED == 0:
                     self._replay(self.observer.may_replay[0])
                 return
-        raise Failure(f"the run has not ended: the last statuses are {statuses}")
+        names = " and ".join(map(_name_of, statuses))
+        raise Failure(f"the run has not ended: the last statuses are {names}")
 
     def _check_liveness(self, calm_s: float) -> None:
         """Check that the launches without faults have not taken longer than their work takes."""
@@ -541,6 +542,11 @@ def _alive(launch: Launch, group: TrainingGroup) -> list[int]:
     """Return the living ranks of a group, the master first; trainers follow one preprocessor."""
     ranks = [1 + device for device in group.devices]
     return [rank for rank in ranks if launch.ranks[rank].is_alive]
+
+
+def _name_of(status: int | None) -> str:
+    """Return a word for a status, which tells failures apart when cases are shrunk."""
+    return ExitStatus(status).name if status in list(ExitStatus) else "KILLED"
 
 
 def _main(argv: list[str]) -> Any:

@@ -14,6 +14,7 @@ from fleet.domain.events import (
     EpochEnded,
     LaunchEnded,
     NetworkAdded,
+    NetworkFinished,
     RankDied,
     SampleSkipped,
 )
@@ -261,3 +262,11 @@ def test_event_log_syncs_added_networks_before_what_follows(path, monkeypatch):
     assert synced == [path.read_text()]
     log.close()
     assert len(synced) == 2
+
+
+def test_log_in_use_stays_open(tmp_path):
+    log = EventLog(tmp_path / "events.jsonl")
+    log.close(is_in_use=True)
+    log.add(NetworkFinished("a", "1 epoch", 1))
+    log.close()
+    assert len(events_of(tmp_path / "events.jsonl", NetworkFinished)) == 1
