@@ -105,10 +105,10 @@ _ALIVE: Mapping[Phase, Transitions] = {
 
 # No rank of these dies alone: groups do not change in a launch that outlives deaths (see
 # LaunchState.create), and one that has ended is removed at once.
-_DEATHLESS = (Phase.REGROUPING, Phase.ENDED)
+_WITHOUT_DEATHS = (Phase.REGROUPING, Phase.ENDED)
 
 TRANSITIONS: Mapping[Phase, Transitions] = {
-    phase: steps if phase in _DEATHLESS else {**steps, RanksDied: Phase.FAILED}
+    phase: steps if phase in _WITHOUT_DEATHS else {**steps, RanksDied: Phase.FAILED}
     for phase, steps in _ALIVE.items()
 }
 

@@ -17,6 +17,7 @@ import io
 import os
 import posixpath
 import shutil
+import sys
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,8 @@ COMMIT_S = 5.0  # after this time a change of a folder is on the disk without a 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _TAKE_SPACE = {"write", "open", "mkdir", "link", "fsync"}
 _LOCAL = ("/dev/shm", "/tmp", "/proc/driver")
+# Code may lie there, too.
+_CODE = (f"{Path(__file__).parents[2]}/", f"{sys.prefix}/", f"{sys.base_prefix}/")
 
 _real: dict[str, Any] = {
     name: getattr(os, name)
@@ -154,6 +157,8 @@ class Disk:
         root = str(self.root)
         if text == root or text.startswith(root + "/"):
             return text
+        if text.startswith(_CODE):
+            return None
         process = self.kernel.process
         for local in _LOCAL:
             if text == local or text.startswith(local + "/"):
