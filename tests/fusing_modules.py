@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import torch
 from torch import nn
 
 
@@ -66,6 +67,14 @@ class Shuffling(Flat):
         return super().forward(images) * (1 + np.random.random())
 
 
+class Decaying(Flat):
+    """Has a buffer that is replaced in each step."""
+
+    def forward(self, images):
+        self.factor = 0.9 * self.factor
+        return super().forward(images) * self.factor
+
+
 def branching(input_shape, classes):
     return Branching(math.prod(input_shape), classes)
 
@@ -76,3 +85,9 @@ def counting(input_shape, classes):
 
 def shuffling(input_shape, classes):
     return Shuffling(math.prod(input_shape), classes)
+
+
+def decaying(input_shape, classes):
+    module = Decaying(math.prod(input_shape), classes)
+    module.register_buffer("factor", torch.ones(()))
+    return module

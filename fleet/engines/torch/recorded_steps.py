@@ -221,10 +221,12 @@ class StepRecording:
     def _keeping_state(self) -> Iterator[None]:
         """Restore what computing a batch may change, such as running statistics."""
         before = self._copy_state()
-        yield
-        with torch.no_grad():
-            for tensor, value in zip(self._state, before, strict=True):
-                tensor.copy_(value)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, value in zip(self._state, before, strict=True):
+                    tensor.copy_(value)
 
     @property
     def _state(self) -> list[Tensor]:

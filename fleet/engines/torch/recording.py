@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -91,7 +91,7 @@ def recording(exported: nn.Module, is_training: bool, batch: Batch) -> Iterator[
         CannotRecord: a recording would not do what the module does.
     """
     is_single = isinstance(batch.targets, Tensor) and len(batch.targets) == 1
-    before = _python_state(exported)
+    before = _PythonState.of(exported)
     exported.train(is_training)
     try:
         with (
@@ -105,10 +105,10 @@ def recording(exported: nn.Module, is_training: bool, batch: Batch) -> Iterator[
     except Exception as error:
         raise CannotRecord(_describe(error)) from error
     finally:
+        changed = before.differs(exported)
+        before.restore_attributes()
         exported.train()
-    changed = before.differs(exported)
     if changed:
-        before.restore_attributes(exported)
         raise CannotRecord(changed)
 
 
@@ -150,48 +150,69 @@ def simplify(graph_module: GraphModule) -> None:
     graph_module.recompile()
 
 
-class _PythonState(NamedTuple):
-    """What a module may change beside its tensors, which a recording would miss."""
+class _PartState(NamedTuple):
+    """What a part of a module has beside its parameters and parts."""
 
+    part: nn.Module
+    name: str
     attributes: Mapping[str, Any]
+    buffers: Mapping[str, Tensor | None]
+
+    @classmethod
+    def of(cls, name: str, part: nn.Module) -> _PartState:
+        return cls(part, name, dict(vars(part)), dict(part._buffers))
+
+    def changed(self) -> str:
+        """Return the name of an attribute that has changed; empty if none has."""
+        now = _PartState.of(self.name, self.part)
+        before = {**self.attributes, **self.buffers}
+        for key, value in {**now.attributes, **now.buffers}.items():
+            if key != "training" and not _is_same(before.get(key), value):
+                return f"{self.name}.{key}".lstrip(".").removeprefix("module.")
+        return ""
+
+    def restore(self) -> None:
+        """Set the attributes to what they were."""
+        vars(self.part).clear()
+        vars(self.part).update(self.attributes)
+        self.part._buffers.update(self.buffers)
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    """Return True if an attribute is the same, or one that is not compared."""
+    if isinstance(before, Tensor) or isinstance(now, Tensor):
+        return before is now
+    comparable = bool | int | float | str | None
+    return not (isinstance(before, comparable) and isinstance(now, comparable)) or before == now
+
+
+class _PythonState(NamedTuple):
+    """What a module may change in Python, which a recording would miss."""
+
+    parts: Sequence[_PartState]
     random_state: Any
     numpy_state: Any
 
+    @classmethod
+    def of(cls, module: nn.Module) -> _PythonState:
+        state: Any = np.random.get_state()
+        parts = [_PartState.of(name, part) for name, part in module.named_modules()]
+        return cls(parts, random.getstate(), (bytes(state[1]), *state[2:]))
+
     def differs(self, module: nn.Module) -> str:
         """Return how the state of a module has changed; empty if it has not."""
-        now = _python_state(module)
-        changed = [
-            name for name, value in now.attributes.items() if self.attributes.get(name) != value
-        ]
+        changed = next(filter(None, (part.changed() for part in self.parts)), "")
         if changed:
-            return f"its forward changes the attribute {changed[0]}"
+            return f"its forward changes the attribute {changed}"
+        now = _PythonState.of(module)
         if self.random_state != now.random_state or self.numpy_state != now.numpy_state:
             return "its forward draws random numbers of Python or NumPy"
         return ""
 
-    def restore_attributes(self, module: nn.Module) -> None:
-        """Set the attributes of a module, and of its parts, to what they were."""
-        for prefix, part in module.named_modules():
-            for key in vars(part):
-                name = _attribute_name(prefix, key)
-                if name in self.attributes:
-                    setattr(part, key, self.attributes[name])
-
-
-def _python_state(module: nn.Module) -> _PythonState:
-    attributes = {
-        _attribute_name(prefix, key): value
-        for prefix, part in module.named_modules()
-        for key, value in vars(part).items()
-        if key != "training" and isinstance(value, bool | int | float | str)
-    }
-    state: Any = np.random.get_state()
-    return _PythonState(attributes, random.getstate(), (bytes(state[1]), *state[2:]))
-
-
-def _attribute_name(prefix: str, key: str) -> str:
-    """Return the name of an attribute of a part of a network, for users."""
-    return f"{prefix}.{key}".lstrip(".").removeprefix("module.")
+    def restore_attributes(self) -> None:
+        """Set the attributes of all parts to what they were."""
+        for part in self.parts:
+            part.restore()
 
 
 def _describe(error: Exception) -> str:

@@ -87,7 +87,7 @@ def test_batches_with_unreadable_rows_are_taken_by_the_module():
     assert all(compare(DENSE, train, steps))
 
 
-@pytest.mark.parametrize("function", ["branching", "counting", "shuffling"])
+@pytest.mark.parametrize("function", ["branching", "counting", "shuffling", "decaying"])
 def test_modules_that_cannot_be_captured_train_as_before(function):
     [train] = optimizers("sgd", count=1)
     model = {"build": f"tests.fusing_modules:{function}"}
