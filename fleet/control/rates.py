@@ -418,8 +418,8 @@ class LearnedRates(Rates):
                 self._planned_table = table
                 # networks were added at the end
                 if table.models[: len(before)] == before:
-                    resumed = [table.by_name[name] for name in self._unlogged if not is_over(name)]
-                    self._log_changes([*table.models[len(before) :], *resumed], is_over)
+                    unlogged = map(table.by_name.__getitem__, self._unlogged)
+                    self._log_changes([*table.models[len(before) :], *unlogged], is_over)
                 else:
                     self._unlogged.clear()
                     self._log_changes(table.models, is_over)

@@ -60,17 +60,8 @@ class Capture(StepRecording):
         flat = steps.flat
         batch = self._batch
         outputs = steps.outputs_of(batch.samples)
-        sums = steps.sums(
-            outputs,
-            batch.targets,
-            batch.weights,
-            steps.measures.losses.training,
-            has_metrics=False,
-        )
-        gradients = torch.autograd.grad(
-            sums.loss, list(flat.parameters.values()), self._seed.to(sums.loss), allow_unused=True
-        )
-        self.unused = [index for index, gradient in enumerate(gradients) if gradient is None]
+        parameters = list(flat.parameters.values())
+        sums, gradients = self._differentiate(outputs, batch, parameters, self._seed)
         with torch.no_grad():
             flat.gradients.zero_()
             pairs = [

@@ -34,7 +34,7 @@ from fleet.engines.torch.recording import (
     recording,
     simplify,
 )
-from fleet.engines.torch.steps import TorchSteps
+from fleet.engines.torch.steps import BatchSums, TorchSteps
 from preprocess.user_code import exclusive_generators
 
 log = logging.getLogger("fleet.engines.torch.recorded_steps")
@@ -182,6 +182,30 @@ class StepRecording:
         """Return True if a tensor is what the module computes."""
         return torch.equal(computed, expected)
 
+    def _differentiate(
+        self, outputs: Tensor, batch: Batch, parameters: Sequence[Tensor], seed: Tensor
+    ) -> tuple[BatchSums, Sequence[Tensor | None]]:
+        """Return the sums of a batch and its gradients; note the parameters that have none.
+
+        Args:
+            outputs: (n, ...) of the module.
+            batch: the batch.
+            parameters: the trained parameters from which the outputs were computed.
+            seed: derivative of what is differentiated by the loss, a scalar.
+        """
+        sums = self._steps.sums(
+            outputs,
+            batch.targets,
+            batch.weights,
+            self._steps.measures.losses.training,
+            has_metrics=False,
+        )
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(
+            sums.loss, parameters, seed.to(sums.loss), allow_unused=True
+        )
+        self.unused = [index for index, gradient in enumerate(gradients) if gradient is None]
+        return sums, gradients
+
     def _write_metrics(self, outputs: Tensor, batch: Batch, totals: Tensor) -> None:
         """Write the totals of metrics of a batch, from the (n, ...) outputs for it."""
         sums = self._steps.measures.metrics.sums(outputs, batch.targets)
@@ -281,15 +305,7 @@ class Recording(StepRecording):
         named = dict(zip(self._names, [*leaves, *tensors[len(trained) : count]], strict=True))
         batch = _batch_of(template, tensors[count:])
         outputs = outputs_with(steps, named, batch.samples)
-        sums = steps.sums(
-            outputs,
-            batch.targets,
-            batch.weights,
-            steps.measures.losses.training,
-            has_metrics=False,
-        )
-        gradients = torch.autograd.grad(sums.loss, leaves, seed.to(sums.loss), allow_unused=True)
-        self.unused = [index for index, gradient in enumerate(gradients) if gradient is None]
+        sums, gradients = self._differentiate(outputs, batch, leaves, seed)
         size = torch.tensor(float(self._size), device=steps.device)
         return [
             torch.stack([sums.loss.detach().float(), sums.correct.float(), size]),

@@ -13,6 +13,7 @@ from tests.fleet.engines.torch.test_fused import (
     network,
     optimizers,
 )
+from tests.fleet.engines.torch.test_recorded_steps import SETTINGS, compare
 
 pytestmark = pytest.mark.torch
 
@@ -33,49 +34,24 @@ def captures(monkeypatch):
     return replays
 
 
-def built(model, train, is_captured):
-    from fleet.engines.torch.captured_steps import Capture
-    from fleet.engines.torch.recorded_steps import RecordedSteps
-
-    _, trainable = network(model, 0, **train)
-    steps = trainable.steps
-    steps.recorded = RecordedSteps(steps, Capture, 2) if is_captured else None
-    return trainable
-
-
-def compare(model, train, steps):
+def compare_captured(model, train, steps):
     """Take the same steps with and without graphs; return the graphs."""
-    captured, plain = (built(model, train, is_captured) for is_captured in (True, False))
-    for step in steps:
-        assert captured.begin_steps(step)().sums == plain.begin_steps(step)().sums
-    expected = plain.state()
-    for name, value in captured.state().items():
-        assert value.tobytes() == expected[name].tobytes(), name
-    return list(captured.steps.recorded.recordings.values())
+    from fleet.engines.torch.captured_steps import Capture
+
+    return compare(model, train, steps, record_step=Capture)
 
 
 @pytest.mark.parametrize("model", [DENSE, CNN, TRANSFORMER], ids=["dense", "cnn", "transformer"])
 def test_captured_steps_equal_those_of_modules(model, captures):
     [train] = optimizers("sgd", count=1, momentum=0.9)
-    graphs = compare(model, train, batches(10))
+    graphs = compare_captured(model, train, batches(10))
     assert None not in graphs
     assert len(captures) == len(graphs) == 2  # of whole batches, and of the last of an epoch
 
 
-@pytest.mark.parametrize(
-    "train",
-    [
-        *optimizers("adam", count=1, weight_decay=0.01, global_clipnorm=1.0),
-        *optimizers("adamw", count=1, use_ema=True, ema_momentum=0.8),
-        {"batch": {"accumulate": 2}},
-        {"precision": "mixed_bfloat16"},
-        {"precision": "mixed_float16"},
-        {"metrics": ["AUC", "f1_score"], "label_smoothing": 0.1},
-        {"class_weights": {"0": 1, "1": 2, "2": 3}},
-    ],
-)
+@pytest.mark.parametrize("train", SETTINGS)
 def test_captured_steps_keep_all_settings(train):
-    assert all(compare(DENSE, train, batches(3)))
+    assert all(compare_captured(DENSE, train, batches(3)))
 
 
 def test_batches_with_unreadable_rows_are_taken_by_the_module():
@@ -84,14 +60,14 @@ def test_batches_with_unreadable_rows_are_taken_by_the_module():
     bad = np.where(np.arange(BATCH) < 3, -1, targets)
     rows = [targets, targets, targets, bad, targets]
     steps = [StepBatches((inputs, row), [BATCH], [BATCH]) for row in rows]
-    assert all(compare(DENSE, train, steps))
+    assert all(compare_captured(DENSE, train, steps))
 
 
 @pytest.mark.parametrize("function", ["branching", "counting", "shuffling", "decaying"])
 def test_modules_that_cannot_be_captured_train_as_before(function):
     [train] = optimizers("sgd", count=1)
     model = {"build": f"tests.fusing_modules:{function}"}
-    assert set(compare(model, train, batches(3))) == {None}
+    assert set(compare_captured(model, train, batches(3))) == {None}
 
 
 def test_graph_that_computes_other_numbers_is_not_used(monkeypatch):
@@ -99,7 +75,7 @@ def test_graph_that_computes_other_numbers_is_not_used(monkeypatch):
 
     monkeypatch.setattr(devices, "capture", lambda function: function() or (lambda: None))
     [train] = optimizers("sgd", count=1)
-    assert compare(DENSE, train, batches(3)) == [None, None]
+    assert compare_captured(DENSE, train, batches(3)) == [None, None]
 
 
 def test_compiled_network_of_cuda_is_captured_and_others_are_not(monkeypatch):

@@ -17,12 +17,23 @@ from tests.fleet.engines.torch.test_fused import (
 
 pytestmark = pytest.mark.torch
 
+SETTINGS = [
+    *optimizers("adam", count=1, weight_decay=0.01, global_clipnorm=1.0),
+    *optimizers("adamw", count=1, use_ema=True, ema_momentum=0.8),
+    *optimizers("rmsprop", count=1, momentum=0.5),
+    {"batch": {"accumulate": 2}},
+    {"precision": "mixed_bfloat16"},
+    {"precision": "mixed_float16"},
+    {"metrics": ["AUC", "f1_score"], "label_smoothing": 0.1},
+    {"class_weights": {"0": 1, "1": 2, "2": 3}},
+]
 
-def recorded_network(model, train, after=2):
+
+def recorded_network(model, train, after=2, record_step=None):
     from fleet.engines.torch.recorded_steps import RecordedSteps, Recording
 
     _, trainable = network(model, 0, **train)
-    trainable.steps.recorded = RecordedSteps(trainable.steps, Recording, after)
+    trainable.steps.recorded = RecordedSteps(trainable.steps, record_step or Recording, after)
     return trainable
 
 
@@ -32,9 +43,9 @@ def unrecorded_network(model, train):
     return trainable
 
 
-def compare(model, train, steps, after=2):
+def compare(model, train, steps, after=2, record_step=None):
     """Take the same steps with and without recordings; return the recordings."""
-    recorded = recorded_network(model, train, after)
+    recorded = recorded_network(model, train, after, record_step)
     plain = unrecorded_network(model, train)
     for step in steps:
         assert recorded.begin_steps(step)().sums == plain.begin_steps(step)().sums
@@ -59,19 +70,7 @@ def test_recorded_steps_equal_those_of_modules(model):
     assert None not in recordings
 
 
-@pytest.mark.parametrize(
-    "train",
-    [
-        *optimizers("adam", count=1, weight_decay=0.01, global_clipnorm=1.0),
-        *optimizers("adamw", count=1, use_ema=True, ema_momentum=0.8),
-        *optimizers("rmsprop", count=1, momentum=0.5),
-        {"batch": {"accumulate": 2}},
-        {"precision": "mixed_bfloat16"},
-        {"precision": "mixed_float16"},
-        {"metrics": ["AUC", "f1_score"], "label_smoothing": 0.1},
-        {"class_weights": {"0": 1, "1": 2, "2": 3}},
-    ],
-)
+@pytest.mark.parametrize("train", SETTINGS)
 def test_recorded_steps_keep_all_settings(train):
     assert all(compare(DENSE, train, batches(3)))
 
