@@ -101,7 +101,7 @@ class Process:
         descriptors: files that it has opened, which the kernel closes when it ends.
         frozen_until: it takes no step before this time.
         slowness: factor on everything that takes time.
-        mappings: its values of mappings of modules.
+        mappings: its mappings of modules, by the identity of what replaces them.
         on_end: functions to call after it has ended.
         before_end: functions to call when rank 0 begins to end its launch.
         has_returned: whether it has ended by itself: its main function has returned.
@@ -122,7 +122,7 @@ class Process:
     slowness: float = 1.0
     output: list[str] = field(default_factory=list)
     log_handlers: list[Any] = field(default_factory=list)
-    mappings: dict[Any, Any] = field(default_factory=dict)
+    mappings: dict[int, Any] = field(default_factory=dict)
     at_exit: list[Callable[[], object]] = field(default_factory=list)
     signal_handlers: dict[int, Any] = field(default_factory=dict)
     pending_signals: deque[int] = field(default_factory=deque)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.simulate import kernel as k
 from tests.simulate import witness
-from tests.simulate.stdlib import PerProcess
+from tests.simulate.stdlib import ModuleMapping
 
 
 def _started(pid: int) -> str | None:
@@ -115,8 +115,8 @@ def install() -> None:
     from preprocess.lazy_numba import NUMBA
 
     NUMBA.add_slow_time = lambda seconds: None  # they would be loaded for all later seeds
-    user_code._BASELINE = PerProcess(dict)
-    user_code._CONTEXTS = PerProcess(Counter)
+    user_code._BASELINE = ModuleMapping(dict)
+    user_code._CONTEXTS = ModuleMapping(Counter)
 
     from fleet.monitor import live_view
 

@@ -361,8 +361,35 @@ _locals = itertools.count()
 # ---- what belongs to a process -----------------------------------------------------------------
 
 
-class Environ(MutableMapping[str, str]):
-    """Replaces ``os.environ``: each simulated process has its own."""
+class ProcessMapping(MutableMapping[Any, Any]):
+    """A mapping of which each simulated process has its own."""
+
+    @property
+    def _now(self) -> Any:
+        """The mapping of the running process."""
+        raise NotImplementedError
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._now[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._now[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._now[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(dict(self._now))
+
+    def __len__(self) -> int:
+        return len(self._now)
+
+    def copy(self) -> dict[Any, Any]:
+        return dict(self._now)
+
+
+class Environ(ProcessMapping):
+    """Replaces ``os.environ``."""
 
     def __init__(self, original: Any) -> None:
         self._original = original
@@ -372,30 +399,12 @@ class Environ(MutableMapping[str, str]):
         kernel = k.active()
         return self._original if kernel is None else kernel.process.environ
 
-    def __getitem__(self, key: str) -> str:
-        return self._now[key]
-
-    def __setitem__(self, key: str, value: str) -> None:
-        self._now[key] = value
-
-    def __delitem__(self, key: str) -> None:
-        del self._now[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict(self._now))
-
-    def __len__(self) -> int:
-        return len(self._now)
-
     @property
     def _data(self) -> Any:
         kernel = k.active()
         if kernel is None:
             return self._original._data
         return {key.encode(): value.encode() for key, value in self.items()}
-
-    def copy(self) -> dict[str, str]:
-        return dict(self._now)
 
 
 class EnvironBytes(MutableMapping[bytes, bytes]):
@@ -420,8 +429,8 @@ class EnvironBytes(MutableMapping[bytes, bytes]):
         return len(self._environ)
 
 
-class PerProcess(MutableMapping[Any, Any]):
-    """Replaces a mapping of a module: each simulated process has its own.
+class ModuleMapping(ProcessMapping):
+    """Replaces a mapping of a module.
 
     Args:
         make: makes the mapping of a process.
@@ -432,37 +441,14 @@ class PerProcess(MutableMapping[Any, Any]):
         self._outside = make()
 
     @property
-    def _now(self) -> MutableMapping[Any, Any]:
+    def _now(self) -> Any:
         kernel = k.active()
         if kernel is None:
             return self._outside
         mappings = kernel.process.mappings
-        if self not in mappings:
-            mappings[self] = self._make()
-        return mappings[self]
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._now[key]
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._now[key] = value
-
-    def __delitem__(self, key: Any) -> None:
-        del self._now[key]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._now)
-
-    def __len__(self) -> int:
-        return len(self._now)
-
-    __hash__ = object.__hash__
-
-    def __eq__(self, value: object) -> bool:
-        return self is value
-
-    def copy(self) -> Any:
-        return dict(self._now)
+        if id(self) not in mappings:
+            mappings[id(self)] = self._make()
+        return mappings[id(self)]
 
 
 class Output(io.TextIOBase):
